@@ -1,0 +1,130 @@
+"""`hicache explain`: what a key says, and why a reader of another namespace misses it."""
+
+from __future__ import annotations
+
+import argparse
+
+from hicache_storage.cli import exit_codes
+from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.output import human_time, print_json
+from hicache_storage.engine_integration.page_store import Descriptor, digest_of_descriptor
+from hicache_storage.engine_integration.page_store.inspect import describe
+from hicache_storage.layout import ObjectKey
+from hicache_storage.store import ObjectStore
+
+_DESCRIPTOR_PREFIX = "namespace_"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to *commands*."""
+    parser = commands.add_parser(
+        "explain",
+        help="read a key back: model, dtype, page, layers, heads",
+        description="Take a key apart and say what it stands for, with the namespace's description from the store, "
+        "whether the object is there, and in which fields other namespaces of the store differ from its own: that is "
+        "why a reader of another deployment misses it.",
+    )
+    parser.add_argument("key", metavar="KEY", help="an object's key")
+    parser.add_argument("--offline", action="store_true", help="explain the key alone, without a store")
+    add_store_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain the key; MISSING if the object is not in the store."""
+    key = ObjectKey.parse(args.key)
+    if args.offline:
+        _print(args.json, _of_key(key))
+        return exit_codes.DONE
+    with store_target(args).open() as store:
+        explained = _of_key(key) | _of_store(store, key)
+    _print(args.json, explained)
+    return exit_codes.DONE if explained["in_store"] else exit_codes.MISSING
+
+
+def _of_key(key: ObjectKey) -> dict[str, object]:
+    return {
+        "key": str(key),
+        "page_hash": key.page_hash,
+        "namespace": key.namespace_digest,
+        "layers": [key.chunk.layers.start, key.chunk.layers.stop],
+        "head_group": key.chunk.group,
+    }
+
+
+def _of_store(store: ObjectStore, key: ObjectKey) -> dict[str, object]:
+    info = store.stat(str(key))
+    descriptor = describe(store, key.namespace_digest)
+    explained: dict[str, object] = {
+        "in_store": info is not None,
+        "nbytes": info.nbytes if info is not None else None,
+        "modified_s": info.modified_s if info is not None else None,
+        "fields": descriptor.fields if descriptor is not None else None,
+        "heads": _heads(key, descriptor),
+    }
+    if store.capabilities.listing:
+        explained["other_namespaces"] = _others(store, key.namespace_digest, descriptor)
+    return explained
+
+
+def _heads(key: ObjectKey, descriptor: Descriptor | None) -> list[int] | None:
+    if key.chunk.group is None or descriptor is None:
+        return None
+    width = int(descriptor.fields["head_group"])
+    return [key.chunk.group * width, (key.chunk.group + 1) * width]
+
+
+def _others(store: ObjectStore, digest: str, descriptor: Descriptor | None) -> list[dict[str, object]]:
+    """Return every other namespace of the store and in which fields it differs from this one."""
+    others: list[dict[str, object]] = []
+    for info in store.list_keys(_DESCRIPTOR_PREFIX):
+        other = digest_of_descriptor(info.key)
+        found = describe(store, other) if other is not None and other != digest else None
+        if found is None:
+            continue
+        mine = descriptor.fields if descriptor is not None else {}
+        names = sorted(mine.keys() | found.fields.keys())
+        differing = {n: [mine.get(n), found.fields.get(n)] for n in names if mine.get(n) != found.fields.get(n)}
+        others.append({"digest": found.digest, "differs_in": differing})
+    return sorted(others, key=lambda entry: str(entry["digest"]))
+
+
+def _print(as_json: bool, explained: dict[str, object]) -> None:
+    if as_json:
+        print_json(explained)
+        return
+    key = ObjectKey.parse(str(explained["key"]))
+    print(f"page       {key.page_hash}")
+    print("           the hash stands for all tokens of the prefix up to the end of this page")
+    print(f"layers     {key.chunk.layers.start} to {key.chunk.layers.stop - 1} of the whole model")
+    group, heads = explained["head_group"], explained.get("heads")
+    if group is None:
+        print("heads      all: the model has MLA, its rows have no heads")
+    elif isinstance(heads, list):
+        print(f"KV heads   {heads[0]} to {heads[1] - 1} of the whole model (group {group})")
+    else:
+        print(f"KV heads   group {group}")
+    print(f"namespace  {explained['namespace']}")
+    if "in_store" in explained:
+        _print_store(explained)
+
+
+def _print_store(explained: dict[str, object]) -> None:
+    fields, others = explained["fields"], explained.get("other_namespaces")
+    if isinstance(fields, dict):
+        for name, value in fields.items():
+            print(f"           {name} = {value}")
+    else:
+        print("           the store has no description of this namespace: nobody wrote a page of it here")
+    if explained["in_store"]:
+        modified = explained["modified_s"]
+        print(
+            f"object     in the store, {explained['nbytes']} bytes, {human_time(modified if isinstance(modified, float) else None)}"
+        )
+    else:
+        print("object     not in the store")
+    for other in others if isinstance(others, list) else []:
+        print(f"\nreaders of {other['digest']} do not see it; theirs differs in")
+        for name, (mine, theirs) in other["differs_in"].items():
+            print(f"           {name}: {mine!r} here, {theirs!r} there")

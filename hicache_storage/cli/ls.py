@@ -1,0 +1,87 @@
+"""`hicache ls`: what a store holds, by namespace, by page or by object."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from itertools import islice
+
+from hicache_storage.cli import exit_codes
+from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.output import human_nbytes, human_time, print_json, print_table, progress
+from hicache_storage.engine_integration.page_store.inspect import NamespaceUsage, describe, usage_by_namespace
+from hicache_storage.store import ObjectStore
+from hicache_storage.types import ObjectInfo
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to *commands*."""
+    parser = commands.add_parser(
+        "ls",
+        help="list namespaces or objects",
+        description="List the namespaces of a store with what each one stands for, or, with a PREFIX or --objects, "
+        "the objects themselves. Exit status 1 if there is nothing to list.",
+    )
+    parser.add_argument("prefix", nargs="?", metavar="PREFIX", help="only objects whose key starts with this")
+    parser.add_argument("--objects", action="store_true", help="list objects instead of namespaces")
+    parser.add_argument("--namespace", metavar="DIGEST", help="only objects of this namespace, such as ukv1-0123...")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="stop after N objects (default: all)")
+    add_store_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List; MISSING if there is nothing."""
+    with store_target(args).open() as store:
+        if args.objects or args.prefix or args.namespace:
+            return _list_objects(args, store)
+        return _list_namespaces(args, store)
+
+
+def _list_objects(args: argparse.Namespace, store: ObjectStore) -> int:
+    infos: Iterable[ObjectInfo] = store.list_keys(args.prefix or "")
+    if args.namespace:
+        infos = (info for info in infos if args.namespace in info.key)
+    found = sorted(islice(infos, args.limit or None), key=lambda info: info.key)
+    if args.json:
+        print_json({"objects": [{"key": i.key, "nbytes": i.nbytes, "modified_s": i.modified_s} for i in found]})
+    else:
+        rows = ([info.key, info.nbytes, human_time(info.modified_s)] for info in found)
+        print_table(["key", "bytes", "modified"], rows)
+    return exit_codes.DONE if found else exit_codes.MISSING
+
+
+def _list_namespaces(args: argparse.Namespace, store: ObjectStore) -> int:
+    usage = usage_by_namespace(progress(store.list_keys(""), total=None, label="objects"))
+    rows = [_row(store, entry) for entry in sorted(usage.values(), key=lambda entry: -entry.nbytes)]
+    if args.json:
+        print_json({"namespaces": rows})
+    else:
+        print_table(
+            ["namespace", "model", "dtype", "page", "grid", "pages", "objects", "size"],
+            [_cells(row) for row in rows],
+        )
+    return exit_codes.DONE if rows else exit_codes.MISSING
+
+
+def _row(store: ObjectStore, entry: NamespaceUsage) -> dict[str, object]:
+    descriptor = describe(store, entry.digest) if entry.digest else None
+    return {
+        "digest": entry.digest,
+        "fields": descriptor.fields if descriptor is not None else None,
+        "pages": len(entry.page_hashes),
+        "objects": entry.objects,
+        "nbytes": entry.nbytes,
+    }
+
+
+def _cells(row: dict[str, object]) -> list[object]:
+    fields = row["fields"]
+    counts = [row["pages"], row["objects"], human_nbytes(float(str(row["nbytes"])))]
+    if not row["digest"]:
+        return ["(foreign)", "not this package's", "", "", "", *counts]
+    if not isinstance(fields, dict):
+        return [row["digest"], "(no description)", "", "", "", *counts]
+    grid = f"{fields['layer_partition']}x{fields['head_group']}"
+    return [row["digest"], fields["model_id"], fields["dtype"], fields["page_size"], grid, *counts]

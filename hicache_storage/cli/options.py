@@ -1,0 +1,47 @@
+"""Flags that several commands share, under the names that SGLang uses."""
+
+from __future__ import annotations
+
+import argparse
+
+from hicache_storage.config import Setting, default_backend, load_extra_config
+from hicache_storage.registry import ResolvedStore, known_backends, resolve_store
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name a store."""
+    group = parser.add_argument_group("store")
+    group.add_argument(
+        "--hicache-storage-backend",
+        "--store",
+        metavar="NAME|URL|module:Class",
+        help="where the objects live: a registered name, a URL such as file:///mnt/kv, or a class of your own "
+        "(default: $HICACHE_STORAGE_BACKEND, else file)",
+    )
+    group.add_argument(
+        "--hicache-storage-backend-extra-config",
+        metavar="JSON|@FILE",
+        help='the backend\'s options as JSON, \'{"path": "/mnt/kv"}\', or a file in JSON, YAML or TOML '
+        "(default: $HICACHE_STORAGE_BACKEND_EXTRA_CONFIG)",
+    )
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def store_target(args: argparse.Namespace) -> ResolvedStore:
+    """Return the store that the flags name, with every option worked out, not opened yet.
+
+    Raises:
+        ConfigError: no such backend, or an option is wrong.
+    """
+    target, config = default_backend(args.hicache_storage_backend, args.hicache_storage_backend_extra_config)
+    extra: dict[str, Setting] = load_extra_config(config) if config is not None else {}
+    return resolve_store(target, extra)
+
+
+def backend_names() -> str:
+    """Return the registered backends for help texts."""
+    return ", ".join(sorted(known_backends()))

@@ -1,0 +1,86 @@
+"""Tables, JSON, sizes and progress, the same in every command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_REDRAW_EVERY_S = 0.1
+_BAR_CELLS = 24
+
+
+def print_json(value: object) -> None:
+    """Write *value* to stdout as indented JSON."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write *rows* to stdout in columns as wide as their content; numbers stand right."""
+    body = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
+    numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
+    for line in [list(headers), *body]:
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def human_nbytes(nbytes: float) -> str:
+    """Return a size for reading: ``1.9 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def human_time(seconds_since_epoch: float | None) -> str:
+    """Return a point in time in UTC, or ``-`` where it is not known."""
+    if seconds_since_epoch is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds_since_epoch))
+
+
+def say(message: str) -> None:
+    """Write one line for the human to stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable[T], *, total: int | None, label: str) -> Iterator[T]:
+    """Yield *items* and show on stderr how many are done; silent where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    drawn = 0.0
+    count = 0
+    for item in items:
+        yield item
+        count += 1
+        now = time.monotonic()
+        if now - drawn >= _REDRAW_EVERY_S:
+            drawn = now
+            _draw(label, count, total)
+    _draw(label, count, total)
+    sys.stderr.write("\n")
+
+
+def _draw(label: str, count: int, total: int | None) -> None:
+    if total:
+        filled = min(_BAR_CELLS, count * _BAR_CELLS // total)
+        bar = "#" * filled + "." * (_BAR_CELLS - filled)
+        sys.stderr.write(f"\r{label} [{bar}] {count}/{total}")
+    else:
+        sys.stderr.write(f"\r{label} {count}")
+    sys.stderr.flush()
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(".", "", 1).replace(",", "").isdigit() or cell == "-"

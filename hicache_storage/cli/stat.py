@@ -1,0 +1,79 @@
+"""`hicache stat`: size, age and trailer of one object, without reading its payload."""
+
+from __future__ import annotations
+
+import argparse
+
+from hicache_storage.cli import exit_codes
+from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.output import human_nbytes, human_time, print_json, say
+from hicache_storage.errors import LayoutError
+from hicache_storage.layout import FOOTER_NBYTES, Footer, ObjectKey
+from hicache_storage.store import ObjectStore
+from hicache_storage.types import ObjectInfo
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to *commands*."""
+    parser = commands.add_parser(
+        "stat",
+        help="show one object's size, age and trailer",
+        description="Show an object's size, age and what its trailer says. Exit status 1 if it is not there, 4 if it "
+        "has no valid footer. `hicache verify` reads the payload too.",
+    )
+    parser.add_argument("key", metavar="KEY", help="an object's key, as `hicache ls --objects` prints it")
+    add_store_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the object; MISSING or CORRUPT if that is what it is."""
+    with store_target(args).open() as store:
+        info = store.stat(args.key)
+        if info is None:
+            say(f"hicache: no object {args.key!r} in this store")
+            return exit_codes.MISSING
+        footer, problem = _footer(store, info)
+    has_trailer = _is_page_object(args.key)
+    if not has_trailer:
+        problem = "none due: this is no page object"
+    if args.json:
+        print_json(
+            {
+                "key": info.key,
+                "nbytes": info.nbytes,
+                "modified_s": info.modified_s,
+                "payload_nbytes": footer.payload_nbytes if footer else None,
+                "block_nbytes": footer.block_nbytes if footer else None,
+                "problem": problem or None,
+            }
+        )
+    else:
+        print(f"key       {info.key}\nsize      {info.nbytes} bytes ({human_nbytes(info.nbytes)})")
+        print(f"modified  {human_time(info.modified_s)}")
+        if footer:
+            print(f"payload   {footer.payload_nbytes} bytes in checksummed blocks of {footer.block_nbytes}")
+        else:
+            print(f"trailer   {problem}")
+    return exit_codes.DONE if footer or not has_trailer else exit_codes.CORRUPT
+
+
+def _is_page_object(key: str) -> bool:
+    try:
+        ObjectKey.parse(key)
+    except LayoutError:
+        return False
+    return True
+
+
+def _footer(store: ObjectStore, info: ObjectInfo) -> tuple[Footer | None, str]:
+    if info.nbytes < FOOTER_NBYTES:
+        return None, f"an object of {info.nbytes} bytes has no room for a footer of {FOOTER_NBYTES}"
+    tail = bytearray(FOOTER_NBYTES)
+    if not store.read_into(info.key, info.nbytes - FOOTER_NBYTES, [tail], object_nbytes=info.nbytes):
+        return None, "gone since it was found"
+    try:
+        return Footer.parse(tail, info.nbytes), ""
+    except LayoutError as error:
+        return None, str(error)

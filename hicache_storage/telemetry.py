@@ -1,0 +1,69 @@
+"""Names of what is counted and logged, and the two small tools that do it. Handlers and exporters are the host's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+
+PAGES_HIT = "pages_hit"
+PAGES_MISSED = "pages_missed"
+PAGES_FAILED = "pages_failed"
+PAGES_STORED = "pages_stored"
+PAGES_ALREADY_THERE = "pages_already_there"
+PAGES_NOT_STORED = "pages_not_stored"
+OBJECTS_READ = "objects_read"
+OBJECTS_STORED = "objects_stored"
+OBJECTS_QUARANTINED = "objects_quarantined"
+NBYTES_READ = "nbytes_read"
+NBYTES_STORED = "nbytes_stored"
+NAMESPACE_CONFLICTS = "namespace_conflicts"
+
+READ_FAILED = "read_failed"
+WRITE_FAILED = "write_failed"
+LOOKUP_FAILED = "lookup_failed"
+"""Prefixes of the counters by cause: ``read_failed.CorruptObject``, ``write_failed.StoreFull``, ..."""
+
+_WARN_EVERY_S = 60.0
+
+
+class Counters:
+    """Thread-safe counts of what happened since the start, by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        if amount:
+            with self._lock:
+                self._counts[name] += amount
+
+    def snapshot(self) -> dict[str, int]:
+        """Return a copy of all counts that are not zero."""
+        with self._lock:
+            return dict(self._counts)
+
+    def __getitem__(self, name: str) -> int:
+        with self._lock:
+            return self._counts[name]
+
+
+class RareWarnings:
+    """Logs a warning once per cause and minute, so that a dead store does not fill the disk with its obituary."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._last: dict[str, float] = {}
+
+    def warn(self, cause: str, event: str, *args: object, exc_info: bool = False) -> None:
+        """Log *event* %-formatted with *args* unless *cause* was logged within the last minute."""
+        now = time.monotonic()
+        with self._lock:
+            last = self._last.get(cause)
+            if last is not None and now - last < _WARN_EVERY_S:
+                return
+            self._last[cause] = now
+        self._log.warning(event, *args, exc_info=exc_info)

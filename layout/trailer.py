@@ -1,0 +1,152 @@
+"""The proof behind every payload: one checksum per block, bound to the object's key.
+
+    payload | block checksums, 8 bytes each | footer, 40 bytes
+
+The footer is ``magic, version, algorithm, reserved, block_nbytes, payload_nbytes, checksum`` and stands
+at the very end, so that a reader who knows nothing but the object can find everything. Any range
+of whole blocks can be verified alone. Every checksum is seeded with the key: an object that was
+copied to another name does not verify. Source: docs/layout-spec.md 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from hicache_storage.errors import LayoutError
+from hicache_storage.types import ReadableBuffer
+
+MAGIC = b"HICACHE\n"
+VERSION = 1
+ALGORITHM_XXH3_64 = 1
+FOOTER_NBYTES = 40
+MIN_BLOCK_NBYTES = 4096
+
+_FOOTER = struct.Struct("<8sHHIQQQ")
+_CHECKSUM_NBYTES = 8
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+def block_nbytes(cell_nbytes: int) -> int:
+    """Return the checksummed block of a chunk: the fewest whole cells that are at least 4 KiB."""
+    return cell_nbytes * -(-MIN_BLOCK_NBYTES // cell_nbytes)
+
+
+def block_count(payload_nbytes: int, block: int) -> int:
+    """Return how many blocks of *block* bytes a payload has; the last may be shorter."""
+    return -(-payload_nbytes // block)
+
+
+def trailer_nbytes(payload_nbytes: int, block: int) -> int:
+    """Return the length of the trailer, which follows from the plan alone."""
+    return block_count(payload_nbytes, block) * _CHECKSUM_NBYTES + FOOTER_NBYTES
+
+
+def key_seed(key: str) -> int:
+    """Return the seed of every checksum of the object named *key*."""
+    return _hash(key.encode("utf-8"))
+
+
+def build_trailer(key: str, payload: memoryview, block: int) -> bytes:
+    """Return the trailer of *payload*, flat bytes, when it is stored under *key*."""
+    seed = key_seed(key)
+    digests = list(block_checksums(payload, block, seed))
+    body = struct.pack(f"<{len(digests)}Q", *digests)
+    body += _FOOTER.pack(MAGIC, VERSION, ALGORITHM_XXH3_64, 0, block, payload.nbytes, 0)[:-_CHECKSUM_NBYTES]
+    return body + _hash(body, seed).to_bytes(_CHECKSUM_NBYTES, "little")
+
+
+def block_checksums(payload: memoryview, block: int, seed: int) -> Iterator[int]:
+    """Yield the checksum of each block of *payload*, which starts on a block border."""
+    for start in range(0, payload.nbytes, block):
+        yield _hash(payload[start : start + block], seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What the last 40 bytes of an object say; for tools that know only the object."""
+
+    block_nbytes: int
+    payload_nbytes: int
+
+    @classmethod
+    def parse(cls, tail: ReadableBuffer, object_nbytes: int) -> Footer:
+        """Read the footer of an object of *object_nbytes* from its last 40 bytes.
+
+        Raises:
+            LayoutError: it is no footer of this format, or its sizes contradict the object's.
+        """
+        if len(tail) != FOOTER_NBYTES:
+            raise LayoutError(f"a footer has {FOOTER_NBYTES} bytes, got {len(tail)}")
+        magic, version, algorithm, _, block, payload, _ = _FOOTER.unpack(tail)
+        if magic != MAGIC:
+            raise LayoutError(f"no trailer: the object ends in {bytes(magic)!r} where {MAGIC!r} is due")
+        if (version, algorithm) != (VERSION, ALGORITHM_XXH3_64):
+            raise LayoutError(f"trailer version {version}, algorithm {algorithm}: this package reads 1 and 1")
+        if not block >= MIN_BLOCK_NBYTES or payload + trailer_nbytes(payload, block) != object_nbytes:
+            raise LayoutError(f"blocks of {block} and a payload of {payload} bytes do not fit {object_nbytes} bytes")
+        return cls(block, payload)
+
+
+class RangeVerifier:
+    """Hashes a range of whole blocks while it is being filled, then compares it with the trailer.
+
+    `advance` is made for `RangeRead.on_filled`: called or not, `mismatch` hashes what is left.
+    """
+
+    def __init__(self, key: str, block: int, payload_nbytes: int, first_block: int, filled: memoryview) -> None:
+        """Verify the blocks from *first_block* on that *filled*, flat bytes, will hold."""
+        self._seed = key_seed(key)
+        self._block = block
+        self._payload_nbytes = payload_nbytes
+        self._first_block = first_block
+        self._filled = filled
+        self._hashed = 0
+        self._digests: list[int] = []
+
+    def advance(self, nbytes: int) -> None:
+        """Hash every block that lies within the first *nbytes* of the range and is not hashed yet."""
+        total = self._filled.nbytes
+        block, filled, seed, digests = self._block, self._filled, self._seed, self._digests
+        start = self._hashed
+        nbytes = min(nbytes, total)
+        while start < nbytes:
+            stop = min(start + block, total)
+            if stop > nbytes:
+                break
+            digests.append(_hash(filled[start:stop], seed))
+            start = stop
+        self._hashed = start
+
+    def mismatch(self, trailer: memoryview) -> str | None:
+        """Say what is wrong with the trailer or with the range; None if every byte is as it was written."""
+        wrong = _wrong_trailer(trailer, self._payload_nbytes, self._block, self._seed)
+        if wrong is not None:
+            return wrong
+        self.advance(self._filled.nbytes)
+        first = self._first_block * _CHECKSUM_NBYTES
+        mine = struct.pack(f"<{len(self._digests)}Q", *self._digests)
+        theirs = trailer[first : first + len(mine)]
+        if mine == theirs:
+            return None
+        pairs = zip(self._digests, struct.unpack(f"<{len(theirs) // 8}Q", theirs), strict=True)
+        bad = next(index for index, (ours, stored) in enumerate(pairs) if ours != stored)
+        return f"block {self._first_block + bad} of {self._block} bytes does not match its checksum"
+
+
+def _wrong_trailer(trailer: memoryview, payload_nbytes: int, block: int, seed: int) -> str | None:
+    expected = trailer_nbytes(payload_nbytes, block)
+    if trailer.nbytes != expected:
+        return f"trailer of {trailer.nbytes} bytes where {expected} are due"
+    magic, version, algorithm, _, its_block, its_payload, checksum = _FOOTER.unpack(trailer[-FOOTER_NBYTES:])
+    if magic != MAGIC or (version, algorithm) != (VERSION, ALGORITHM_XXH3_64):
+        return "no trailer of this format behind the payload"
+    if (its_block, its_payload) != (block, payload_nbytes):
+        return f"trailer of a payload of {its_payload} bytes in blocks of {its_block}, not {payload_nbytes} in {block}"
+    if _hash(trailer[:-_CHECKSUM_NBYTES], seed) != checksum:
+        return "trailer does not match its own checksum, or belongs to another key"
+    return None
