@@ -6,17 +6,21 @@ environment variables. `resolve` merges them; the first source that has a value 
 
     URL  >  extra config  >  HICACHE_<BACKEND>_<OPTION>  >  aliases in the environment  >  default
 
-This is the only module that reads the environment.
+URL and extra config belong to one call and may repeat, but not contradict, each other. An environment
+variable that is set to nothing counts as not set. This is the only module that reads the environment.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,15 +31,22 @@ from hicache_storage.errors import ConfigError
 T = TypeVar("T")
 
 _MAX_CONFIG_NBYTES = 1 << 20
+_MAX_SHOWN_CHARS = 200
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}{tail}": 1000**power for power, letter in enumerate("kmgtp", 1) for tail in ("", "b")}
 _UNITS |= {f"{letter}i{tail}": 1024**power for power, letter in enumerate("kmgtp", 1) for tail in ("", "b")}
 
 
-class Secret(str):
-    """A string that prints as ``***``; `reveal` gives the value to the SDK that needs it."""
+class Secret:
+    """Text that prints as ``***``; `reveal` gives the value to the SDK that needs it.
 
-    __slots__ = ()
+    It is no ``str``: JSON encoders, ``"".join`` and ``+`` would take a string's value past any mask.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
 
     def __repr__(self) -> str:
         return "'***'"
@@ -46,16 +57,25 @@ class Secret(str):
     def __format__(self, spec: str) -> str:
         return format("***", spec)
 
+    def __eq__(self, other: object) -> bool:
+        return self._value == other._value if isinstance(other, Secret) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
     def reveal(self) -> str:
-        return str.__str__(self)
+        return self._value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One option's value and the source that gave it, for error messages and `hicache doctor`."""
+    """One option's value and the source that gave it, for error messages and `hicache doctor`.
+
+    Its ``repr`` leaves the value out: until it is parsed nobody knows whether it is a secret.
+    """
 
     name: str
-    value: object
+    value: object = dataclasses.field(repr=False)
     source: str
 
 
@@ -71,7 +91,7 @@ def option(
 
     Args:
         default: the value if no source has one; without it the option is required.
-        doc: one sentence with the unit, shown by ``hicache doctor --help-backend``.
+        doc: what it means, with the unit; shown where the value is wrong or missing.
         parse: turns what a source gave into the value; raises `ValueError` with what would be right.
         aliases: names that other projects use for the same thing, accepted in URL and extra config.
         env: environment variables of other projects that mean the same.
@@ -91,29 +111,29 @@ def parse_nbytes(value: object) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError("expected bytes, such as 1048576, '512MiB' or '10GB'")
-    return (
-        int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-    )
+    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
-def load_extra_config(text: str) -> dict[str, Setting]:
+def load_extra_config(text: str, source: str = "extra config") -> dict[str, Setting]:
     """Read ``--hicache-storage-backend-extra-config``: a JSON object, or ``@file`` in JSON, YAML or TOML.
+
+    Args:
+        source: where *text* comes from, for provenance; a file is its own source.
 
     Raises:
         ConfigError: it does not parse, is not an object, or is over 1 MiB.
     """
     if not text.startswith("@"):
-        return _as_settings(_decode(text.encode(), "json", "extra config"), "extra config")
+        return _as_settings(_decode(text.encode("utf-8", "surrogateescape"), "json", source), source)
     path = Path(text[1:])
-    try:
-        if path.stat().st_size > _MAX_CONFIG_NBYTES:
-            raise ConfigError(f"extra config {path} is over {_MAX_CONFIG_NBYTES} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"extra config {path} cannot be read: {error.strerror}") from error
     suffix = path.suffix.lower().lstrip(".")
     if suffix not in ("json", "yaml", "yml", "toml"):
-        raise ConfigError(f"extra config {path}: expected a .json, .yaml, .yml or .toml file")
+        raise ConfigError(f"{source} {path}: expected a .json, .yaml, .yml or .toml file")
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_CONFIG_NBYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{source} {path} cannot be read: {error.strerror}") from error
     return _as_settings(_decode(data, suffix, str(path)), str(path))
 
 
@@ -151,30 +171,23 @@ def resolve(
     environ = os.environ if environ is None else environ
     fields = {field.name: field for field in dataclasses.fields(options_type)}  # type: ignore[arg-type]
     names = {alias: name for name, field in fields.items() for alias in (name, *field.metadata["aliases"])}
+    hints = typing.get_type_hints(options_type)
     given: dict[str, Setting] = {}
     for setting in (setting for source in sources for setting in source.values()):
         name = names.get(setting.name)
         if name is None:
             raise ConfigError(_unknown(setting, backend, names))
-        if name in given and given[name].value != setting.value:
-            first = given[name]
+        parsed = Setting(name, _parse(setting, fields[name], hints[name], backend), setting.source)
+        first = given.setdefault(name, parsed)
+        if first.value != parsed.value:
             raise ConfigError(
-                f"{backend} option {name} is given twice: {_show(first, fields[name])} in {first.source} "
-                f"and {_show(setting, fields[name])} in {setting.source}"
+                f"{backend} option {name} is given twice: {_shown(first.value)} in {first.source} "
+                f"and {_shown(parsed.value)} in {parsed.source}"
             )
-        given.setdefault(name, setting)
-    hints = typing.get_type_hints(options_type)
-    values: dict[str, object] = {}
-    provenance: list[Setting] = []
-    for name, field in fields.items():
-        found = given.get(name) or _from_environment(field, backend, environ)
-        if found is None and field.default is dataclasses.MISSING:
-            raise ConfigError(f"{backend} option {name} is required: {field.metadata['doc']}")
-        if found is None:
-            provenance.append(Setting(name, field.default, "default"))
-        else:
-            values[name] = _parse(found, field, hints[name], backend)
-            provenance.append(Setting(name, values[name], found.source))
+    provenance = [
+        given.get(name) or _without_source(field, hints[name], backend, environ) for name, field in fields.items()
+    ]
+    values = {setting.name: setting.value for setting in provenance}
     try:
         return options_type(**values), provenance
     except ValueError as error:
@@ -194,6 +207,8 @@ def _decode(data: bytes, suffix: str, source: str) -> object:
         return decoders[suffix](data)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{source} is not valid {suffix.upper()}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply") from None
     except ImportError as error:
         raise ConfigError(f"{source}: YAML needs PyYAML: pip install 'hicache-storage[yaml]'") from error
 
@@ -204,32 +219,89 @@ def _as_settings(value: object, source: str) -> dict[str, Setting]:
     return from_mapping(value, source)
 
 
-def _from_environment(field: dataclasses.Field[object], backend: str, environ: Mapping[str, str]) -> Setting | None:
-    own = f"HICACHE_{backend}_{field.name}".upper()
+def _without_source(
+    field: dataclasses.Field[object], hint: object, backend: str, environ: Mapping[str, str]
+) -> Setting:
+    """Return the setting of an option that no source of the call has: the environment's or the default."""
+    own = re.sub(r"\W", "_", f"HICACHE_{backend}_{field.name}").upper()
     for variable in (own, *field.metadata["env"]):
-        if variable in environ:
-            return Setting(field.name, environ[variable], f"environment variable {variable}")
-    return None
+        if environ.get(variable):
+            found = Setting(field.name, environ[variable], f"environment variable {variable}")
+            return Setting(field.name, _parse(found, field, hint, backend), found.source)
+    if field.default is dataclasses.MISSING:
+        raise ConfigError(f"{backend} option {field.name} is required: {field.metadata['doc']}")
+    return Setting(field.name, field.default, "default")
 
 
 def _parse(found: Setting, field: dataclasses.Field[object], hint: object, backend: str) -> object:
-    parse = field.metadata["parse"]
+    kinds = _kinds(hint)
     try:
-        if parse is not None and found.value is not None:
-            return parse(found.value)
-        if hint is Path or hint == Path | None:
-            return Path(msgspec.convert(found.value, str)).expanduser()
-        if hint is Secret or hint == Secret | None:
-            return Secret(msgspec.convert(found.value, str))
-        return msgspec.convert(found.value, hint, strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"{backend} option {field.name} = {_show(found, field)} from {found.source}: {error} ({field.metadata['doc']})"
-        ) from error
+        return _converted(found.value, field.metadata["parse"], hint, kinds)
+    except msgspec.ValidationError:
+        reason = f"expected {' or '.join(map(_looks, kinds))}"
+    except (ValueError, TypeError, OverflowError) as error:
+        reason = str(error)
+    value = "'***'" if Secret in kinds else _shown(found.value)
+    raise ConfigError(
+        f"{backend} option {field.name} = {value} from {found.source}: {reason} ({field.metadata['doc']})"
+    )
 
 
-def _show(setting: Setting, field: dataclasses.Field[object]) -> str:
-    return "'***'" if "Secret" in str(field.type) else repr(setting.value)
+def _converted(
+    value: object, parse: Callable[[object], object] | None, hint: object, kinds: tuple[object, ...]
+) -> object:
+    if value is None and types.NoneType in kinds:
+        return None
+    if parse is not None:
+        return parse(value)
+    if Path in kinds:
+        return _path(value)
+    if Secret in kinds:
+        return Secret(msgspec.convert(value, str))
+    converted: object = msgspec.convert(value, hint, strict=False)
+    if isinstance(converted, float) and math.isnan(converted):
+        raise ValueError("expected a number")
+    return converted
+
+
+def _path(value: object) -> Path:
+    text = msgspec.convert(value, str)
+    if not text or "\0" in text:
+        raise ValueError("expected a path that is not empty and has no NUL in it")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _kinds(hint: object) -> tuple[object, ...]:
+    """Return the members of a union, or the hint itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+_LOOKS: dict[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    Secret: "text",
+    types.NoneType: "null",
+}
+
+
+def _looks(kind: object) -> str:
+    """Return what a value of the type *kind* looks like, for whoever has to type one."""
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    return _LOOKS.get(kind, str(kind))
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error message, cut where it is long; a `Secret` masks itself."""
+    text = repr(str(value)) if isinstance(value, Path) else repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _unknown(setting: Setting, backend: str, names: Mapping[str, str]) -> str:

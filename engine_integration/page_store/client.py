@@ -32,6 +32,7 @@ from hicache_storage.types import ALREADY_THERE, HIT, STORED, ObjectWrite, Outco
 
 _log = logging.getLogger(__name__)
 
+_DAMAGE = (CorruptObject, RangeError)
 _LOOKUP_PAGES = 128
 _BATCH_OBJECTS = 1024
 
@@ -277,19 +278,24 @@ class PageStore:
     # -- bookkeeping -----------------------------------------------------------------------
 
     def _discard_if_damaged(self, key: str, answer: Outcome) -> None:
-        if not isinstance(answer.error, (CorruptObject, RangeError)) or not self._admitted:
+        if not isinstance(answer.error, _DAMAGE):
             return
         self._warnings.warn(
             "corrupt", "object.corrupt backend=%s key=%s reason=%s", self._store.name, key, answer.error
         )
+        # Until the namespace is confirmed as ours, the damage may be our own wrong idea of the object.
+        if not self._admitted:
+            return
         try:
             self.counters.add(telemetry.OBJECTS_QUARANTINED, int(self._store.quarantine(key)))
         except StoreError as error:
             self._count_failure(telemetry.WRITE_FAILED, failed(error))
 
     def _count_failure(self, what: str, outcome: Outcome) -> None:
-        if outcome.error is not None:
-            self.counters.add(f"{what}.{type(outcome.error).__name__}")
+        if outcome.error is None:
+            return
+        self.counters.add(f"{what}.{type(outcome.error).__name__}")
+        if not isinstance(outcome.error, _DAMAGE):
             self._warnings.warn(
                 f"{what}.{type(outcome.error).__name__}",
                 "store.%s backend=%s %s",

@@ -1,0 +1,168 @@
+"""One server process: started, waited for, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hicache_storage.errors import ConfigError, StoreUnavailable
+
+_POLL_S = 0.05
+_STOP_WITHIN_S = 10.0
+_LOG_TAIL_NBYTES = 4000
+
+
+class ServiceProcess:
+    """A server in a process group of its own, with a scratch folder and a log file.
+
+    Use as a context manager, or call `stop`. `kill` and `start` let a test take a server away and
+    bring it back on the same ports with the same data.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[Path], Sequence[str]],
+        *,
+        ready: Callable[[], bool],
+        environment: Mapping[str, str] | None = None,
+        start_within_s: float = 60.0,
+    ) -> None:
+        """Describe a server; `start` runs it.
+
+        Args:
+            name: what error messages call it.
+            command: from the scratch folder to the command line.
+            ready: whether the server answers; must not raise and must return within a second or so.
+            environment: variables added to this process's own.
+        """
+        self.name = name
+        self.folder = Path(tempfile.mkdtemp(prefix=f"hicache-{name}-"))
+        self._command = command
+        self._ready = ready
+        self._environment = dict(environment or {})
+        self._start_within_s = start_within_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Run the server and return when it answers.
+
+        Raises:
+            ConfigError: its program is not installed.
+            StoreUnavailable: it ended or did not answer in time; the message has the end of its log.
+        """
+        command = list(self._command(self.folder))
+        with self.log_path.open("ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | self._environment,
+                    cwd=self.folder,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                self.stop()
+                raise ConfigError(f"{self.name}: the program {command[0]!r} is not installed") from error
+        deadline = time.monotonic() + self._start_within_s
+        while not self._ready():
+            if not self.running or time.monotonic() > deadline:
+                reason = "ended" if not self.running else f"did not answer within {self._start_within_s:.0f} s"
+                tail = self._log_tail()
+                self.stop()
+                raise StoreUnavailable(f"{self.name} {reason}; its log ends:\n{tail}", backend=self.name, op="start")
+            time.sleep(_POLL_S)
+        return self
+
+    def kill(self) -> None:
+        """End the server at once, as a crash would; its data stays."""
+        self._signal(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Make the server silent: it accepts connections and never answers."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._send(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the server and remove its data. Calling it again does nothing."""
+        self.resume()
+        self._signal(signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self if self.running else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _send(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _signal(self, number: int) -> None:
+        """Send a final signal to the whole group and wait; use SIGKILL if it is ignored."""
+        self._send(number)
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._send(signal.SIGKILL)
+            self._process.wait()
+        # The leader is gone; whatever it started must not outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process = None
+
+    def _log_tail(self) -> str:
+        try:
+            return self.log_path.read_bytes()[-_LOG_TAIL_NBYTES:].decode(errors="replace")
+        except OSError:
+            return "(no log)"
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int, request: bytes = b"", expected: bytes = b"") -> bool:
+    """Say whether a server on loopback accepts a connection and, if *request* is given, answers with *expected*."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            if not request:
+                return True
+            connection.settimeout(1.0)
+            connection.sendall(request)
+            return connection.recv(len(expected) or 1).startswith(expected)
+    except OSError:
+        return False
