@@ -19,7 +19,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
@@ -156,7 +156,7 @@ def from_mapping(values: Mapping[str, object], source: str) -> dict[str, Setting
 def resolve(
     options_type: type[T],
     backend: str,
-    sources: list[Mapping[str, Setting]],
+    sources: Sequence[Mapping[str, Setting]],
     environ: Mapping[str, str] | None = None,
 ) -> tuple[T, list[Setting]]:
     """Build a backend's options from *sources* (the first that has a value wins), the environment and defaults.

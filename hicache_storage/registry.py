@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from hicache_storage.config import Setting, from_mapping, resolve
 from hicache_storage.errors import ConfigError
+from hicache_storage.middleware.options import MiddlewareOptions, wrap
 from hicache_storage.store import ObjectStore
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
+
+_MIDDLEWARE = "middleware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +23,24 @@ class ResolvedStore:
     """A backend with its options worked out, not opened yet.
 
     Attributes:
-        settings: every option with its value and the source that gave it.
+        settings: every option with its value and the source that gave it; those of the layers
+            around the store are named ``middleware.<option>``.
     """
 
     backend: str
     store_type: type[ObjectStore]
     options: object
+    middleware: MiddlewareOptions
     settings: tuple[Setting, ...]
 
     def open(self) -> ObjectStore:
-        """Return the open store; the caller closes it."""
-        return self.store_type(self.options)  # type: ignore[call-arg]  # by contract, see ObjectStore
+        """Return the open store with its layers; the caller closes it."""
+        store = self.store_type(self.options)  # type: ignore[call-arg]  # by contract, see ObjectStore
+        try:
+            return wrap(store, self.middleware)
+        except BaseException:
+            store.close()
+            raise
 
 
 def open_store(target: str, options: Mapping[str, object] | None = None) -> ObjectStore:
@@ -55,15 +64,19 @@ def resolve_store(target: str, extra: Mapping[str, Setting], environ: Mapping[st
     """
     sources: list[Mapping[str, Setting]] = [extra]
     if "://" in target:
-        store_type = _load(urlsplit(target).scheme)
-        sources.insert(0, _url_settings(target, store_type))
+        url = _split(target)
+        store_type = _load(url.scheme)
+        sources.insert(0, _url_settings(url, store_type))
     elif ":" in target:
         store_type = _import(target)
     else:
         store_type = _load(target)
     options_type: type[object] = store_type.options_type
-    options, settings = resolve(options_type, store_type.name, sources, environ)
-    return ResolvedStore(store_type.name, store_type, options, tuple(settings))
+    split = [_split_middleware(source) for source in sources]
+    options, settings = resolve(options_type, store_type.name, [own for own, _ in split], environ)
+    layers, layer_settings = resolve(MiddlewareOptions, _MIDDLEWARE, [of_layers for _, of_layers in split], environ)
+    settings += [Setting(f"{_MIDDLEWARE}.{s.name}", s.value, s.source) for s in layer_settings if s.source != "default"]
+    return ResolvedStore(store_type.name, store_type, options, layers, tuple(settings))
 
 
 def known_backends() -> dict[str, EntryPoint]:
@@ -83,6 +96,23 @@ def known_backends() -> dict[str, EntryPoint]:
     return found
 
 
+def _split_middleware(source: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """Return the backend's own settings and those of the layers: an object ``middleware``, or ``middleware.<option>``."""
+    own: dict[str, Setting] = {}
+    layers: dict[str, Setting] = {}
+    for setting in source.values():
+        head, dot, name = setting.name.partition(".")
+        if head != _MIDDLEWARE:
+            own[setting.name] = setting
+        elif dot:
+            layers[name] = Setting(name, setting.value, setting.source)
+        elif isinstance(setting.value, Mapping):
+            layers |= from_mapping({str(key): value for key, value in setting.value.items()}, setting.source)
+        else:
+            raise ConfigError(f"{_MIDDLEWARE} = {setting.value!r} from {setting.source}: expected an object of options")
+    return own, layers
+
+
 def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unknown package"
 
@@ -93,20 +123,31 @@ def _load(name: str) -> type[ObjectStore]:
         raise ConfigError(
             f"no storage backend {name!r}; known are {', '.join(sorted(known))}; any other class can be named as module:Class"
         )
+    point = known[name]
     try:
-        loaded = known[name].load()
+        loaded = point.load()
     except ImportError as error:
         raise ConfigError(
-            f"backend {name!r} needs a package that is not installed ({error}): pip install 'hicache-storage[{name}]'"
+            f"backend {name!r} needs a package that is not installed ({error}): pip install '{_install(point)}'"
         ) from error
-    return _checked(loaded, known[name].value)
+    except AttributeError as error:
+        raise ConfigError(f"backend {name!r} of {_owner(point)} cannot be loaded: {error}") from error
+    return _checked(loaded, point.value)
+
+
+def _install(point: EntryPoint) -> str:
+    """Return what to install for the packages that a backend needs: an extra of its own name, if there is one."""
+    if point.dist is None:
+        return f"hicache-storage[{point.name}]"
+    extras = point.dist.metadata.get_all("Provides-Extra") or []
+    return f"{point.dist.name}[{point.name}]" if point.name in extras else point.dist.name
 
 
 def _import(target: str) -> type[ObjectStore]:
     module, _, name = target.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"backend {target!r} cannot be imported: {error}; expected module:Class") from error
     return _checked(loaded, target)
 
@@ -117,30 +158,63 @@ def _checked(loaded: object, where: str) -> type[ObjectStore]:
     for attribute in ("name", "options_type"):
         if not hasattr(loaded, attribute):
             raise ConfigError(f"{where} has no class attribute {attribute!r}; see docs/backend-guide.md")
+    if loaded.__abstractmethods__:
+        raise ConfigError(f"{where} lacks {', '.join(sorted(loaded.__abstractmethods__))}; see docs/backend-guide.md")
+    options_type = loaded.options_type
+    if not is_dataclass(options_type) or any("doc" not in field.metadata for field in fields(options_type)):
+        raise ConfigError(
+            f"options_type of {where} must be a dataclass of hicache_storage.config.option() fields; "
+            "see docs/backend-guide.md"
+        )
     return loaded
 
 
-def _url_settings(url: str, store_type: type[ObjectStore]) -> dict[str, Setting]:
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _bad_url("its host cannot be read") from None
+    if not parts.scheme:
+        raise _bad_url("what stands before :// can be no backend's name")
+    if "#" in url:
+        raise _bad_url("it has a '#', which is written %23")
+    return parts
+
+
+def _bad_url(reason: str) -> ConfigError:
+    """Return the error for a URL; it may carry a password, so it is not shown."""
+    return ConfigError(f"store URL: {reason}; expected <backend>://<host or nothing>/<path>?option=value")
+
+
+def _query(parts: SplitResult) -> dict[str, object]:
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict")
+    except ValueError:
+        raise _bad_url("behind its ? stands something else than option=value&option=value") from None
+    values: dict[str, object] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ConfigError(f"option {name} is given twice in the URL of backend {parts.scheme}")
+        values[name] = value
+    return values
+
+
+def _url_settings(parts: SplitResult, store_type: type[ObjectStore]) -> dict[str, Setting]:
     """Return a URL's parts as options; which options a path, host or user stand for is the backend's choice.
 
     A backend whose options have a field ``url`` gets the URL without its query; otherwise the path
     is the option ``path``. Query parameters are options of their own names in any case.
     """
-    parts = urlsplit(url)
-    values: dict[str, object] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)):
-        if name in values:
-            raise ConfigError(f"option {name} is given twice in the URL of backend {store_type.name}")
-        values[name] = value
+    values = _query(parts)
     names = {field.name for field in fields(store_type.options_type)}
     if "url" in names:
-        values["url"] = parts._replace(query="", fragment="").geturl()
+        values["url"] = parts._replace(query="").geturl()
     elif parts.path or parts.netloc:
         if "path" not in names:
             raise ConfigError(f"backend {store_type.name} has no path: expected {parts.scheme}://?option=value")
         if parts.netloc not in ("", "localhost"):
-            raise ConfigError(
-                f"{parts.scheme}://{parts.netloc}...: a path starts with three slashes, {parts.scheme}:///folder"
-            )
-        values["path"] = str(Path(unquote(parts.path)))
+            raise _bad_url(f"a path starts with three slashes, {parts.scheme}:///folder")
+        if "path" in values:
+            raise ConfigError(f"option path is given twice in the URL of backend {store_type.name}")
+        values["path"] = unquote(parts.path, errors="surrogateescape")
     return from_mapping(values, "URL")

@@ -49,7 +49,7 @@ class ObjectStore(ABC):
     a URL, a JSON object or the environment.
     """
 
-    name: ClassVar[str]
+    name: str
     """The backend's name in errors, metrics and logs."""
 
     options_type: ClassVar[type]

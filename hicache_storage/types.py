@@ -74,6 +74,8 @@ class Capabilities:
         listing: `ObjectStore.list_keys` works; where False it raises `Unsupported`.
         durable: objects survive closing and reopening the store.
         ttl: objects may vanish by age without anybody deleting them.
+        keeps_deadline: every operation ends within a deadline of the store's own, or an outer one
+            (`hicache_storage.deadline`), whatever the other side does.
         memory_registration: `ObjectStore.register_memory` makes transfers cheaper.
         max_object_nbytes: largest object that can be stored; None = no limit of its own.
         max_key_nbytes: longest key in UTF-8 bytes; None = no limit of its own.
@@ -83,6 +85,7 @@ class Capabilities:
     listing: bool = True
     durable: bool = True
     ttl: bool = False
+    keeps_deadline: bool = False
     memory_registration: bool = False
     max_object_nbytes: int | None = None
     max_key_nbytes: int | None = None
@@ -113,7 +116,8 @@ class RangeRead:
         on_filled: called by the store, on whichever thread reads, with the number of leading
             bytes of the range that are in place, in growing order; it lets the caller hash bytes
             while they are in the CPU's cache. A hint: a store may call it never, and a caller
-            must not rely on it. It must not raise.
+            must not rely on it. Whoever fills the range a second time, to retry, calls it with 0
+            before. It must not raise.
     """
 
     key: str

@@ -109,7 +109,10 @@ class RangeVerifier:
         self._digests: list[int] = []
 
     def advance(self, nbytes: int) -> None:
-        """Hash every block that lies within the first *nbytes* of the range and is not hashed yet."""
+        """Hash every block that lies within the first *nbytes* of the range and is not hashed yet; 0 starts over."""
+        if nbytes == 0:
+            self._hashed = 0
+            self._digests.clear()
         total = self._filled.nbytes
         block, filled, seed, digests = self._block, self._filled, self._seed, self._digests
         start = self._hashed
@@ -127,7 +130,8 @@ class RangeVerifier:
         wrong = _wrong_trailer(trailer, self._payload_nbytes, self._block, self._seed)
         if wrong is not None:
             return wrong
-        self.advance(self._filled.nbytes)
+        if self._filled.nbytes:
+            self.advance(self._filled.nbytes)
         first = self._first_block * _CHECKSUM_NBYTES
         mine = struct.pack(f"<{len(self._digests)}Q", *self._digests)
         theirs = trailer[first : first + len(mine)]

@@ -6,7 +6,7 @@ import argparse
 
 from hicache_storage.cli import exit_codes
 from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
-from hicache_storage.cli.output import human_time, print_json
+from hicache_storage.cli.output import human_time, print_json, printable
 from hicache_storage.engine_integration.page_store import Descriptor, digest_of_descriptor
 from hicache_storage.engine_integration.page_store.inspect import describe
 from hicache_storage.layout import ObjectKey
@@ -69,9 +69,9 @@ def _of_store(store: ObjectStore, key: ObjectKey) -> dict[str, object]:
 
 
 def _heads(key: ObjectKey, descriptor: Descriptor | None) -> list[int] | None:
-    if key.chunk.group is None or descriptor is None:
+    width = descriptor.fields.get("head_group") if descriptor is not None else None
+    if key.chunk.group is None or not isinstance(width, int):
         return None
-    width = int(descriptor.fields["head_group"])
     return [key.chunk.group * width, (key.chunk.group + 1) * width]
 
 
@@ -114,7 +114,7 @@ def _print_store(explained: dict[str, object]) -> None:
     fields, others = explained["fields"], explained.get("other_namespaces")
     if isinstance(fields, dict):
         for name, value in fields.items():
-            print(f"           {name} = {value}")
+            print(f"           {printable(name)} = {printable(value)}")
     else:
         print("           the store has no description of this namespace: nobody wrote a page of it here")
     if explained["in_store"]:
@@ -125,6 +125,6 @@ def _print_store(explained: dict[str, object]) -> None:
     else:
         print("object     not in the store")
     for other in others if isinstance(others, list) else []:
-        print(f"\nreaders of {other['digest']} do not see it; theirs differs in")
+        print(f"\nreaders of {printable(other['digest'])} do not see it; theirs differs in")
         for name, (mine, theirs) in other["differs_in"].items():
-            print(f"           {name}: {mine!r} here, {theirs!r} there")
+            print(f"           {printable(name)}: {mine!r} here, {theirs!r} there")

@@ -9,7 +9,10 @@ from itertools import islice
 from hicache_storage.cli import exit_codes
 from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
 from hicache_storage.cli.output import human_nbytes, human_time, print_json, print_table, progress
+from hicache_storage.engine_integration.page_store import digest_of_descriptor
 from hicache_storage.engine_integration.page_store.inspect import NamespaceUsage, describe, usage_by_namespace
+from hicache_storage.errors import LayoutError
+from hicache_storage.layout import ObjectKey
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import ObjectInfo
 
@@ -24,8 +27,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("prefix", nargs="?", metavar="PREFIX", help="only objects whose key starts with this")
     parser.add_argument("--objects", action="store_true", help="list objects instead of namespaces")
-    parser.add_argument("--namespace", metavar="DIGEST", help="only objects of this namespace, such as ukv1-0123...")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="stop after N objects (default: all)")
+    parser.add_argument(
+        "--namespace", metavar="DIGEST", help="only objects of this namespace: ukv1-... or its beginning"
+    )
+    parser.add_argument("--limit", type=_limit, metavar="N", help="stop after N objects (default: all)")
     add_store_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
@@ -39,17 +44,34 @@ def run(args: argparse.Namespace) -> int:
         return _list_namespaces(args, store)
 
 
+def _limit(text: str) -> int:
+    limit = int(text)
+    if limit < 1:
+        raise argparse.ArgumentTypeError(f"{limit} is not at least 1")
+    return limit
+
+
 def _list_objects(args: argparse.Namespace, store: ObjectStore) -> int:
     infos: Iterable[ObjectInfo] = store.list_keys(args.prefix or "")
     if args.namespace:
-        infos = (info for info in infos if args.namespace in info.key)
-    found = sorted(islice(infos, args.limit or None), key=lambda info: info.key)
+        infos = (info for info in infos if _namespace_of(info.key).startswith(args.namespace))
+    found = sorted(islice(infos, args.limit), key=lambda info: info.key)
     if args.json:
         print_json({"objects": [{"key": i.key, "nbytes": i.nbytes, "modified_s": i.modified_s} for i in found]})
     else:
         rows = ([info.key, info.nbytes, human_time(info.modified_s)] for info in found)
         print_table(["key", "bytes", "modified"], rows)
     return exit_codes.DONE if found else exit_codes.MISSING
+
+
+def _namespace_of(key: str) -> str:
+    digest = digest_of_descriptor(key)
+    if digest is not None:
+        return digest
+    try:
+        return ObjectKey.parse(key).namespace_digest
+    except LayoutError:
+        return ""
 
 
 def _list_namespaces(args: argparse.Namespace, store: ObjectStore) -> int:
@@ -83,5 +105,7 @@ def _cells(row: dict[str, object]) -> list[object]:
         return ["(foreign)", "not this package's", "", "", "", *counts]
     if not isinstance(fields, dict):
         return [row["digest"], "(no description)", "", "", "", *counts]
-    grid = f"{fields['layer_partition']}x{fields['head_group']}"
-    return [row["digest"], fields["model_id"], fields["dtype"], fields["page_size"], grid, *counts]
+    model, dtype, page, layers, heads = (
+        fields.get(name, "?") for name in ("model_id", "dtype", "page_size", "layer_partition", "head_group")
+    )
+    return [row["digest"], model, dtype, page, f"{layers}x{heads}", *counts]

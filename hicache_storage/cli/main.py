@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from hicache_storage.errors import HiCacheError
 
 _COMMANDS = (demo, plan, ls, stat, explain, verify, doctor)
 _EXIT_CODES = "exit status: 0 done, 1 missing, 2 usage or configuration, 3 store unreachable, 4 corrupt data"
+_INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,27 +32,38 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)
+    for subparser in commands.choices.values():
+        subparser.epilog = f"{subparser.epilog}\n\n{_EXIT_CODES}" if subparser.epilog else _EXIT_CODES
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    args = build_parser().parse_args(argv)
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(args.verbose, 2)]
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s %(message)s")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except HiCacheError as error:
-        say(f"hicache: {type(error).__name__}: {error}")
-        return exit_codes.of_error(error)
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our pipe has seen enough; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.DONE
     except KeyboardInterrupt:
         say("hicache: interrupted")
-        return 130
+        return _INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = build_parser().parse_args(argv)
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(args.verbose, 2)]
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s %(message)s")
+    try:
+        status: int = args.run(args)
+    except HiCacheError as error:
+        say(f"hicache: {type(error).__name__}: {error}")
+        return exit_codes.of_error(error)
     return status
 
 

@@ -38,7 +38,9 @@ def store_target(args: argparse.Namespace) -> ResolvedStore:
         ConfigError: no such backend, or an option is wrong.
     """
     target, config = default_backend(args.hicache_storage_backend, args.hicache_storage_backend_extra_config)
-    extra: dict[str, Setting] = load_extra_config(config) if config is not None else {}
+    from_flag = bool(args.hicache_storage_backend_extra_config)
+    source = "extra config" if from_flag else "environment variable HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"
+    extra: dict[str, Setting] = load_extra_config(config, source) if config else {}
     return resolve_store(target, extra)
 
 

@@ -15,14 +15,14 @@ _BAR_CELLS = 24
 
 
 def print_json(value: object) -> None:
-    """Write *value* to stdout as indented JSON."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    """Write *value* to stdout as indented JSON, in ASCII: no locale can refuse it."""
+    json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write *rows* to stdout in columns as wide as their content; numbers stand right."""
-    body = [[str(cell) for cell in row] for row in rows]
+    body = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(headers), *body]) for column in range(len(headers))]
     numeric = [bool(body) and all(_is_number(line[column]) for line in body) for column in range(len(headers))]
     for line in [list(headers), *body]:
@@ -31,6 +31,14 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             for cell, width, right in zip(line, widths, numeric, strict=True)
         )
         print("  ".join(cells).rstrip())
+
+
+def printable(value: object) -> str:
+    """Return *value* as text that moves no cursor and breaks no line: keys and names may be anybody's."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def human_nbytes(nbytes: float) -> str:

@@ -66,7 +66,7 @@ def _shape(args: argparse.Namespace) -> KVShape:
     if args.mla:
         return KVShape.mla(
             num_layers=args.layers,
-            latent_dim=args.head_dim or 576,
+            latent_dim=576 if args.head_dim is None else args.head_dim,
             dtype=args.kv_cache_dtype,
             page_tokens=args.page_size,
         )
@@ -75,7 +75,7 @@ def _shape(args: argparse.Namespace) -> KVShape:
     return KVShape.mha(
         num_layers=args.layers,
         num_kv_heads=args.kv_heads,
-        head_dim=args.head_dim or 128,
+        head_dim=128 if args.head_dim is None else args.head_dim,
         dtype=args.kv_cache_dtype,
         page_tokens=args.page_size,
     )

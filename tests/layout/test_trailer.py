@@ -92,6 +92,18 @@ def test_hint_does_not_hash_bytes_that_are_not_there_yet() -> None:
     assert verifier.mismatch(trailer) is None
 
 
+def test_range_that_is_filled_again_is_hashed_again() -> None:
+    trailer = memoryview(build_trailer("k", memoryview(PAYLOAD), BLOCK))
+    target = bytearray(PAYLOAD)
+    verifier = RangeVerifier("k", BLOCK, len(PAYLOAD), 0, memoryview(target))
+    verifier.advance(8192)
+
+    target[0] ^= 1
+    verifier.advance(0)
+
+    assert verifier.mismatch(trailer) is not None
+
+
 def test_footer_says_the_sizes_to_whoever_has_only_the_object() -> None:
     stored = PAYLOAD + build_trailer("k", memoryview(PAYLOAD), BLOCK)
 

@@ -1,0 +1,38 @@
+"""Layers around any store, one concern each. `wrap` puts those together that a configuration asks for.
+
+From the caller inwards, and why in this order:
+
+    metrics        sees what the caller sees
+    write budget   drops before anything is spent on the write
+    read budget    waits before the deadline's clock runs out on I/O
+    breaker        counts an operation once, after its retries
+    deadline       bounds all attempts together
+    retry          repeats what may work later
+    guard          bounds one attempt on a store that cannot bound itself
+    encryption     next to the store: every layer above works on plain sizes
+"""
+
+from hicache_storage.middleware.breaker import BreakerLayer
+from hicache_storage.middleware.deadline import DeadlineLayer, GuardLayer
+from hicache_storage.middleware.encryption import EncryptionLayer
+from hicache_storage.middleware.layer import Layer
+from hicache_storage.middleware.limit import Budget, ReadBudgetLayer, WriteBudgetLayer
+from hicache_storage.middleware.metrics import MetricsLayer, StoreMetrics
+from hicache_storage.middleware.options import MiddlewareOptions, wrap
+from hicache_storage.middleware.retry import RetryLayer
+
+__all__ = [
+    "BreakerLayer",
+    "Budget",
+    "DeadlineLayer",
+    "EncryptionLayer",
+    "GuardLayer",
+    "Layer",
+    "MetricsLayer",
+    "MiddlewareOptions",
+    "ReadBudgetLayer",
+    "RetryLayer",
+    "StoreMetrics",
+    "WriteBudgetLayer",
+    "wrap",
+]

@@ -1,0 +1,154 @@
+"""What the operations of a store came to and how long they took, for Prometheus and for people."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hicache_storage.errors import StoreError
+from hicache_storage.middleware.layer import Layer
+from hicache_storage.store import ObjectStore
+from hicache_storage.types import (
+    ObjectWrite,
+    Outcome,
+    RangeRead,
+    ReadableBuffer,
+    Status,
+    WritableBuffer,
+    WriteResult,
+    nbytes_of,
+)
+
+T = TypeVar("T")
+R = TypeVar("R", RangeRead, ObjectWrite, str)
+
+BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class StoreMetrics:
+    """Counters and latency histograms of one store. Thread-safe."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._lock = threading.Lock()
+        self._results: Counter[tuple[str, str]] = Counter()
+        self._nbytes: Counter[str] = Counter()
+        self._latency: dict[str, list[int]] = {}
+        self._latency_sum_s: Counter[str] = Counter()
+
+    def observe(self, op: str, seconds: float, results: Sequence[str], nbytes: int) -> None:
+        """Count one call of *op*: how long it took, what became of each request, how many bytes it moved."""
+        with self._lock:
+            buckets = self._latency.setdefault(op, [0] * (len(BUCKETS_S) + 1))
+            buckets[bisect_left(BUCKETS_S, seconds)] += 1
+            self._latency_sum_s[op] += seconds  # type: ignore[assignment]  # a Counter adds up floats as well
+            self._nbytes[op] += nbytes
+            self._results.update((op, result) for result in results)
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """Return per operation: calls, seconds and bytes in all, and each result's count."""
+        with self._lock:
+            shown: dict[str, dict[str, float]] = {}
+            for op, buckets in self._latency.items():
+                shown[op] = {"calls": sum(buckets), "seconds": self._latency_sum_s[op], "nbytes": self._nbytes[op]}
+                shown[op] |= {result: count for (name, result), count in self._results.items() if name == op}
+            return shown
+
+    def prometheus_text(self) -> str:
+        """Return everything in Prometheus' text format."""
+        with self._lock:
+            lines = [
+                "# HELP hicache_store_requests_total Requests by operation and result.",
+                "# TYPE hicache_store_requests_total counter",
+                *(
+                    f'hicache_store_requests_total{{{self._labels(op)},result="{result}"}} {count}'
+                    for (op, result), count in sorted(self._results.items())
+                ),
+                "# HELP hicache_store_bytes_total Bytes read or written.",
+                "# TYPE hicache_store_bytes_total counter",
+                *(
+                    f"hicache_store_bytes_total{{{self._labels(op)}}} {n}"
+                    for op, n in sorted(self._nbytes.items())
+                    if n
+                ),
+                "# HELP hicache_store_seconds Time of a call; a batch is one call.",
+                "# TYPE hicache_store_seconds histogram",
+            ]
+            for op in sorted(self._latency):
+                lines += self._histogram(op)
+            return "\n".join(lines) + "\n"
+
+    def _histogram(self, op: str) -> list[str]:
+        lines, below = [], 0
+        for limit, count in zip([*map(str, BUCKETS_S), "+Inf"], self._latency[op], strict=True):
+            below += count
+            lines.append(f'hicache_store_seconds_bucket{{{self._labels(op)},le="{limit}"}} {below}')
+        lines.append(f"hicache_store_seconds_sum{{{self._labels(op)}}} {self._latency_sum_s[op]:.6f}")
+        lines.append(f"hicache_store_seconds_count{{{self._labels(op)}}} {below}")
+        return lines
+
+    def _labels(self, op: str) -> str:
+        return f'backend="{self.backend}",op="{op}"'
+
+
+class MetricsLayer(Layer):
+    """Counts every operation in `metrics`: results are statuses and, for failures, the error's class."""
+
+    def __init__(self, inner: ObjectStore, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(inner)
+        self.metrics = StoreMetrics(inner.name)
+        self._clock = clock
+
+    def single(self, op: str, key: str, call: Callable[[], T]) -> T:
+        return self._timed(op, call, 0)
+
+    def batch(self, op: str, requests: Sequence[R], call: Callable[[Sequence[R]], list[Outcome]]) -> list[Outcome]:
+        start = self._clock()
+        outcomes = call(requests)
+        moved = sum(
+            _nbytes_of(requests[i]) for i, outcome in enumerate(outcomes) if outcome and op in ("read", "write")
+        )
+        self.metrics.observe(op, self._clock() - start, [_result_of(outcome) for outcome in outcomes], moved)
+        return outcomes
+
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
+        return self._timed("write", lambda: self.inner.write(key, parts), sum(map(nbytes_of, parts)))
+
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
+        nbytes = sum(map(nbytes_of, targets))
+        return self._timed(
+            "read", lambda: self.inner.read_into(key, offset, targets, object_nbytes=object_nbytes), nbytes
+        )
+
+    def _timed(self, op: str, call: Callable[[], T], nbytes: int) -> T:
+        start = self._clock()
+        result, moved = "failed", 0
+        try:
+            answer = call()
+            result, moved = _name_of(answer), nbytes if answer else 0
+            return answer
+        except StoreError as error:
+            result = type(error).__name__
+            raise
+        finally:
+            self.metrics.observe(op, self._clock() - start, [result], moved)
+
+
+def _result_of(outcome: Outcome) -> str:
+    return type(outcome.error).__name__ if outcome.error is not None else outcome.status.value
+
+
+def _name_of(answer: object) -> str:
+    if isinstance(answer, WriteResult):
+        return answer.value
+    return Status.HIT.value if answer else Status.MISS.value
+
+
+def _nbytes_of(request: RangeRead | ObjectWrite | str) -> int:
+    return 0 if isinstance(request, str) else request.nbytes

@@ -1,0 +1,175 @@
+"""Laws of many threads on one store: an object is seen whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Event
+
+from hicache_storage.errors import CorruptObject, StoreUnavailable
+from hicache_storage.store import ObjectStore
+from hicache_storage.testing.bodies import body_of, poisoned
+from hicache_storage.testing.hooks import StoreHooks, at_once, fetched
+from hicache_storage.types import ObjectWrite, RangeRead, Status, WriteResult
+
+_NBYTES = 200_003
+_LARGE_NBYTES = (2 << 20) + 3
+_ROUNDS = 15
+_READS = 60
+
+
+class ConcurrencyLaws(StoreHooks):
+    """Bodies are large enough that a write which is not atomic is caught half done."""
+
+    def test_many_writers_of_one_key_leave_one_whole_object(self, store: ObjectStore) -> None:
+        body = body_of("shared", _LARGE_NBYTES)
+        for i in range(_ROUNDS):
+            results = at_once(*[partial(store.write, f"shared-{i}", [body])] * 8)
+
+            assert WriteResult.STORED in results
+            assert self.observe(store, f"shared-{i}") == body
+
+    def test_writers_of_damaged_and_new_keys_agree(self, store: ObjectStore) -> None:
+        body = body_of("damaged", _NBYTES)
+        self.plant(store, "damaged", body[:1000])
+
+        results = at_once(*[partial(store.write, "damaged", [body])] * 8)
+
+        assert WriteResult.STORED in results
+        assert self.observe(store, "damaged") == body
+
+    def test_a_reader_sees_all_of_an_object_or_nothing(self, store: ObjectStore) -> None:
+        body = body_of("new", _LARGE_NBYTES)
+
+        seen = _seen_during(
+            partial(_come_and_go, store, "new", body),
+            partial(fetched, store, "new", 0, _LARGE_NBYTES),
+            partial(_fetched_in_a_batch, store, "new", _LARGE_NBYTES),
+        )
+
+        assert seen <= {None, body}
+
+    def test_stat_sees_all_of_an_object_or_nothing(self, store: ObjectStore) -> None:
+        body = body_of("new", _LARGE_NBYTES)
+
+        seen = _seen_during(partial(_come_and_go, store, "new", body), partial(_stat_nbytes, store, "new"))
+
+        assert seen <= {None, _LARGE_NBYTES}
+
+    def test_a_reader_never_mixes_a_damaged_object_with_its_replacement(self, store: ObjectStore) -> None:
+        body = body_of("replaced", _LARGE_NBYTES)
+
+        def replace() -> None:
+            store.delete("replaced")
+            self.plant(store, "replaced", bytes(1000))
+            store.write("replaced", [body])
+
+        seen = _seen_during(replace, partial(_fetched_or_corrupt, store, "replaced", _LARGE_NBYTES))
+
+        assert seen <= {None, b"corrupt", body}
+
+    def test_a_store_may_be_used_first_by_many_threads(self, store: ObjectStore) -> None:
+        def write_and_read(i: int) -> bool:
+            body = body_of(f"first-{i}", 5000 + i)
+            store.write(f"first-{i}", [body])
+            return fetched(store, f"first-{i}", 0, len(body)) == body
+
+        assert at_once(*[partial(write_and_read, i) for i in range(32)]) == [True] * 32
+
+    def test_batches_of_many_threads_do_not_mix(self, store: ObjectStore) -> None:
+        def write_and_read(thread: int) -> bool:
+            bodies = {f"{thread}-{i}": body_of(f"{thread}-{i}", 3000 + i) for i in range(20)}
+            targets = {key: poisoned(len(body)) for key, body in bodies.items()}
+            store.write_many([ObjectWrite(key, [body]) for key, body in bodies.items()])
+            store.read_many([RangeRead(key, 0, [target]) for key, target in targets.items()])
+            return targets == bodies
+
+        assert at_once(*[partial(write_and_read, thread) for thread in range(8)]) == [True] * 8
+
+    def test_deleters_of_one_key_agree_that_it_was_there(self, store: ObjectStore) -> None:
+        self.plant(store, "once", b"x")
+
+        results = at_once(*[partial(store.delete, "once")] * 8)
+
+        assert True in results
+        assert self.observe(store, "once") is None
+
+    def test_a_store_may_be_closed_while_it_is_used(self, store: ObjectStore) -> None:
+        body = body_of("closing", _NBYTES)
+        started = Event()
+
+        def use() -> set[str]:
+            said: set[str] = set()
+            for i in range(200):
+                started.set()
+                try:
+                    store.write(f"closing-{i % 4}", [body])
+                    said.add("right" if fetched(store, f"closing-{i % 4}", 0, _NBYTES) in {None, body} else "wrong")
+                except StoreUnavailable:
+                    said.add("unavailable")
+                    break
+            return said
+
+        def close() -> set[str]:
+            started.wait()
+            store.close()
+            return set()
+
+        assert set().union(*at_once(use, use, use, close)) <= {"right", "unavailable"}
+
+
+def _seen_during(change: Callable[[], object], *reads: Callable[[], object]) -> set[object]:
+    """Repeat *change* while every one of *reads* is repeated on a thread of its own; return all that they said.
+
+    It goes on until every reader has read often enough: a busy machine takes longer and proves as much.
+    """
+    counts = [0] * len(reads)
+    changed = Event()
+
+    def repeat(i: int) -> set[object]:
+        seen: set[object] = set()
+        try:
+            while not changed.is_set():
+                seen.add(reads[i]())
+                counts[i] += 1
+        finally:
+            counts[i] = _READS
+        return seen
+
+    def keep_changing() -> set[object]:
+        rounds = 0
+        try:
+            while rounds < _ROUNDS or min(counts) < _READS:
+                change()
+                rounds += 1
+        finally:
+            changed.set()
+        return set()
+
+    return set().union(*at_once(*[partial(repeat, i) for i in range(len(reads))], keep_changing))
+
+
+def _come_and_go(store: ObjectStore, key: str, body: bytes) -> None:
+    store.write(key, [body])
+    store.delete(key)
+
+
+def _fetched_in_a_batch(store: ObjectStore, key: str, nbytes: int) -> bytes | None:
+    target = poisoned(nbytes)
+    [outcome] = store.read_many([RangeRead(key, 0, [target], object_nbytes=nbytes)])
+    if outcome.error is not None:
+        raise outcome.error
+    return bytes(target) if outcome.status is Status.HIT else None
+
+
+def _fetched_or_corrupt(store: ObjectStore, key: str, nbytes: int) -> bytes | None:
+    target = poisoned(nbytes)
+    try:
+        return bytes(target) if store.read_into(key, 0, [target], object_nbytes=nbytes) else None
+    except CorruptObject:
+        return b"corrupt"
+
+
+def _stat_nbytes(store: ObjectStore, key: str) -> int | None:
+    info = store.stat(key)
+    return None if info is None else info.nbytes

@@ -1,0 +1,147 @@
+"""Any store gets layers by configuration, in one documented order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hicache_storage import open_store
+from hicache_storage.config import from_mapping
+from hicache_storage.errors import ConfigError
+from hicache_storage.middleware import Layer, MetricsLayer, MiddlewareOptions, wrap
+from hicache_storage.registry import resolve_store
+from hicache_storage.store import ObjectStore
+from hicache_storage.testing.contract import StoreContract
+from hicache_storage.testing.memory import MemoryStore
+from hicache_storage.types import ObjectWrite
+
+EVERYTHING = {
+    "metrics": True,
+    "write_budget_nbytes": "64MiB",
+    "read_budget_nbytes": "64MiB",
+    "breaker_failures": 5,
+    "deadline_s": 30,
+    "retry_attempts": 3,
+}
+ORDER = ["MetricsLayer", "WriteBudgetLayer", "ReadBudgetLayer", "BreakerLayer", "DeadlineLayer", "RetryLayer"]
+
+
+def layers_of(store: ObjectStore) -> list[str]:
+    names = []
+    while isinstance(store, Layer):
+        names.append(type(store).__name__)
+        store = store.inner
+    return names
+
+
+class TestStoreWithEveryLayer(StoreContract):
+    """The laws of a store hold through all layers."""
+
+    shared_between_processes = False
+    bounded = False
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return wrap(
+            MemoryStore(),
+            MiddlewareOptions(
+                metrics=True,
+                write_budget_nbytes=1 << 30,
+                read_budget_nbytes=1 << 30,
+                breaker_failures=1000,
+                deadline_s=60.0,
+                retry_attempts=2,
+                retry_base_s=0.001,
+            ),
+        )
+
+    def plant(self, store: ObjectStore, key: str, body: bytes) -> None:
+        inner = innermost(store)
+        inner.delete(key)
+        inner.write(key, [body])
+
+    def observe(self, store: ObjectStore, key: str) -> bytes | None:
+        inner = innermost(store)
+        info = inner.stat(key)
+        if info is None:
+            return None
+        body = bytearray(info.nbytes)
+        assert inner.read_into(key, 0, [body])
+        return bytes(body)
+
+
+def innermost(store: ObjectStore) -> ObjectStore:
+    while isinstance(store, Layer):
+        store = store.inner
+    return store
+
+
+def test_layers_stand_in_the_documented_order(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("00" * 32)
+    options = {"path": str(tmp_path / "store"), "middleware": EVERYTHING | {"encryption_key_file": str(key_file)}}
+
+    with open_store("file", options) as store:
+        assert layers_of(store) == [*ORDER, "GuardLayer", "EncryptionLayer"]
+
+
+def test_nothing_is_wrapped_that_nobody_asked_for() -> None:
+    with open_store("memory") as store:
+        assert type(store) is MemoryStore
+
+
+def test_layers_come_from_a_url_an_object_and_the_environment() -> None:
+    extra = from_mapping({"middleware": {"retry_attempts": 2}}, "extra config")
+
+    resolved = resolve_store("memory://?middleware.metrics=true", extra, {"HICACHE_MIDDLEWARE_BREAKER_FAILURES": "4"})
+
+    assert layers_of(resolved.open()) == ["MetricsLayer", "BreakerLayer", "RetryLayer"]
+    sources = {setting.name: setting.source for setting in resolved.settings if "middleware" in setting.name}
+    assert sources == {
+        "middleware.metrics": "URL",
+        "middleware.retry_attempts": "extra config",
+        "middleware.breaker_failures": "environment variable HICACHE_MIDDLEWARE_BREAKER_FAILURES",
+    }
+
+
+@pytest.mark.parametrize(
+    ("middleware", "message"),
+    [
+        ({"retry_atempts": 3}, "did you mean retry_attempts"),
+        ({"retry_attempts": 0}, "retry_attempts = 0"),
+        ({"deadline_s": -1}, "deadline_s"),
+        ({"read_budget_nbytes": "lots"}, "read_budget_nbytes"),
+        ("on", "expected an object"),
+    ],
+    ids=json.dumps,
+)
+def test_wrong_layer_option_names_itself(middleware: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_store("memory", {"middleware": middleware})
+
+
+def test_metrics_count_operations_results_and_bytes() -> None:
+    with open_store("memory", {"middleware": {"metrics": True}}) as store:
+        assert isinstance(store, MetricsLayer)
+        store.write_many([ObjectWrite("a", [b"12345"]), ObjectWrite("a", [b"12345"])])
+        store.read_into("a", 0, [bytearray(2)])
+        store.read_into("absent", 0, [bytearray(2)])
+        with pytest.raises(Exception, match="bytes"):
+            store.read_into("a", 4, [bytearray(2)])
+
+        shown = store.metrics.snapshot()
+        text = store.metrics.prometheus_text()
+
+    assert shown["write"] | {"seconds": 0} == {"calls": 1, "seconds": 0, "nbytes": 10, "stored": 1, "already_there": 1}
+    assert shown["read"] | {"seconds": 0} == {
+        "calls": 3,
+        "seconds": 0,
+        "nbytes": 2,
+        "hit": 1,
+        "miss": 1,
+        "RangeError": 1,
+    }
+    assert 'hicache_store_requests_total{backend="memory",op="read",result="hit"} 1' in text
+    assert 'hicache_store_seconds_bucket{backend="memory",op="read",le="+Inf"} 3' in text

@@ -1,0 +1,117 @@
+"""F26: a call ends when its deadline does, and what still runs then never touches the caller's memory."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hicache_storage.deadline import remaining_s, within
+from hicache_storage.errors import StoreUnavailable
+from hicache_storage.middleware import DeadlineLayer, GuardLayer, RetryLayer
+from hicache_storage.testing.faults import Fault, FaultyStore, Gate
+from hicache_storage.testing.memory import MemoryStore
+from hicache_storage.types import ObjectInfo, ObjectWrite, RangeRead, Status
+
+
+def test_inner_deadline_never_outlives_the_outer_one() -> None:
+    with within(5.0), within(60.0):
+        assert 0 < remaining_s(100.0) <= 5.0
+    with within(5.0):
+        assert remaining_s(1.0) == 1.0
+    assert remaining_s(100.0) == 100.0
+
+
+def test_deadline_that_is_over_leaves_nothing() -> None:
+    with within(0.0):
+        assert remaining_s(5.0) == 0.0
+
+
+def test_layer_gives_its_deadline_to_whoever_asks_below() -> None:
+    seen: list[float] = []
+
+    class Asking(MemoryStore):
+        def stat(self, key: str) -> ObjectInfo | None:
+            seen.append(remaining_s(100.0))
+            return None
+
+    store = DeadlineLayer(GuardLayer(RetryLayer(Asking(), attempts=2), 50.0), 2.0)
+    store.stat("k")
+    store.exists_many(["k"])
+
+    assert all(0 < left <= 2.0 for left in seen)
+    assert len(seen) == 2
+
+
+def guarded(gate: Gate, op: str, deadline_s: float = 0.05, **limits: int) -> tuple[GuardLayer, MemoryStore]:
+    memory = MemoryStore()
+    faulty = FaultyStore(memory, [Fault(op, "delay", gate=gate)])  # type: ignore[arg-type]
+    return GuardLayer(faulty, deadline_s, **limits), memory
+
+
+def test_read_that_comes_back_late_does_not_touch_the_callers_memory() -> None:
+    gate = Gate()
+    store, memory = guarded(gate, "read")
+    memory.write("k", [b"late"])
+    target = bytearray(b"\xa5" * 4)
+
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        store.read_into("k", 0, [target])
+    outcomes = store.read_many([RangeRead("k", 0, [target])])
+    gate.open()
+    join_guards()
+
+    assert outcomes[0].status is Status.FAILED
+    assert target == b"\xa5" * 4
+
+
+def test_write_that_comes_back_late_stores_what_it_was_given() -> None:
+    gate = Gate()
+    store, memory = guarded(gate, "write")
+    source = bytearray(b"right")
+
+    with pytest.raises(StoreUnavailable):
+        store.write("k", [source])
+    assert store.write_many([ObjectWrite("l", [source])])[0].status is Status.FAILED
+    source[:] = b"wrong"
+    gate.open()
+    join_guards()
+
+    for key in "kl":
+        stored = bytearray(5)
+        assert memory.read_into(key, 0, [stored])
+        assert stored == b"right"
+
+
+def test_too_many_stuck_operations_fail_at_once_until_they_come_back() -> None:
+    gate = Gate()
+    store, _ = guarded(gate, "stat", stuck_limit=2)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            store.stat("k")
+
+    with pytest.raises(StoreUnavailable, match="2 operations are stuck"):
+        store.stat("k")
+
+    gate.open()
+    join_guards()
+    assert store.stat("k") is None
+
+
+def test_guard_gives_back_what_the_store_answers() -> None:
+    store = GuardLayer(MemoryStore(), 10.0)
+    target = bytearray(2)
+
+    store.write("k", [b"a", b"bc"])
+
+    assert store.read_into("k", 1, [target])
+    assert target == b"bc"
+    assert store.read_many([RangeRead("k", 0, [target])])[0]
+    assert target == b"ab"
+    assert not store.read_into("absent", 0, [target])
+
+
+def join_guards() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("hicache-guard"):
+            thread.join(10)
