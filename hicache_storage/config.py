@@ -148,6 +148,12 @@ def default_backend(
     )
 
 
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where this package keeps what can be made again: ``$XDG_CACHE_HOME``, else ``~/.cache``, / ``hicache_storage``."""
+    environ = os.environ if environ is None else environ
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hicache_storage"
+
+
 def from_mapping(values: Mapping[str, object], source: str) -> dict[str, Setting]:
     """Return *values* as settings that came from *source*."""
     return {name: Setting(name, value, source) for name, value in values.items()}

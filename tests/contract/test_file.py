@@ -41,7 +41,7 @@ class FileHooks:
         return store
 
     def plant(self, store: ObjectStore, key: str, body: bytes) -> None:
-        path = self.root / "objects" / object_path(key.encode())
+        path = self.root / "objects" / object_path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.parent / "planted"
         beside.write_bytes(body)
@@ -50,7 +50,7 @@ class FileHooks:
             path.with_name(f"{path.name}.key").write_bytes(key.encode())
 
     def observe(self, store: ObjectStore, key: str) -> bytes | None:
-        path = self.root / "objects" / object_path(key.encode())
+        path = self.root / "objects" / object_path(key)
         return path.read_bytes() if path.exists() else None
 
     def second(self, store: ObjectStore) -> ObjectStore:

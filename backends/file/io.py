@@ -1,0 +1,94 @@
+"""Whole transfers between an open file and the caller's buffers, in as few system calls as possible.
+
+The kernel may move fewer bytes than asked for, and takes at most `IOV_MAX` buffers at once.
+Interrupted calls are repeated by Python itself (PEP 475).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from hicache_storage.types import ReadableBuffer, WritableBuffer
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+PIECE_NBYTES = 256 << 10
+"""How much is read before the caller may hash it: it fits a core's cache, and the calls still cost little."""
+
+
+def read_range(
+    fd: int,
+    offset: int,
+    targets: Sequence[WritableBuffer],
+    nbytes: int,
+    to_file_end: bool,
+    on_filled: Callable[[int], None] | None,
+) -> int:
+    """Fill *targets*, *nbytes* in all, with the bytes from *offset* on.
+
+    Args:
+        to_file_end: the range should end where the file ends. One byte more is asked for, which
+            tells so without a further system call.
+        on_filled: called after each piece with the number of bytes in place.
+
+    Returns:
+        *nbytes*; less if the file ends before; more if *to_file_end* and it does not end there.
+    """
+    done = 0
+    if (on_filled is None or nbytes < PIECE_NBYTES + PIECE_NBYTES // 2) and len(targets) < IOV_MAX:
+        done = os.preadv(fd, [*targets, bytearray(1)] if to_file_end else targets, offset)
+        if done >= nbytes:
+            if on_filled is not None:
+                on_filled(nbytes)
+            return done
+    views = flat_views(targets)
+    if to_file_end:
+        views.append(memoryview(bytearray(1)))
+    while done < nbytes:
+        got = os.preadv(fd, window(views, done, _piece_nbytes(nbytes - done, to_file_end=to_file_end)), offset + done)
+        if got == 0:
+            break
+        done += got
+        if on_filled is not None:
+            on_filled(min(done, nbytes))
+    return done
+
+
+def write_all(fd: int, parts: Sequence[ReadableBuffer], nbytes: int) -> None:
+    """Make the file's content the concatenation of *parts*, *nbytes* in all. The file is empty before."""
+    done = os.pwritev(fd, parts, 0) if len(parts) <= IOV_MAX else 0
+    if done == nbytes:
+        return
+    views = flat_views(parts)
+    while done < nbytes:
+        done += os.pwritev(fd, window(views, done, nbytes - done), done)
+
+
+def flat_views(buffers: Iterable[ReadableBuffer]) -> list[memoryview]:
+    """Return *buffers* as one-dimensional views of bytes; empty ones are left out."""
+    views = (memoryview(buffer) for buffer in buffers)
+    return [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes]
+
+
+def window(views: Sequence[memoryview], start: int, nbytes: int) -> list[memoryview]:
+    """Return the bytes ``[start, start + nbytes)`` of the concatenation of *views*, cut after `IOV_MAX` views."""
+    cut: list[memoryview] = []
+    for view in views:
+        if start >= len(view):
+            start -= len(view)
+            continue
+        part = view[start : start + nbytes]
+        cut.append(part)
+        nbytes -= len(part)
+        start = 0
+        if nbytes == 0 or len(cut) == IOV_MAX:
+            break
+    return cut
+
+
+def _piece_nbytes(remaining: int, *, to_file_end: bool) -> int:
+    """Return the size of the next piece; a rest of less than half a piece goes with the one before."""
+    if remaining < PIECE_NBYTES + PIECE_NBYTES // 2:
+        return remaining + to_file_end
+    return PIECE_NBYTES

@@ -1,0 +1,75 @@
+"""The store's own I/O threads. One hop into the pool serves a whole group of requests."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class IOThreads:
+    """Up to *count* threads that work on one group of requests: the caller's own and those of a pool.
+
+    The pool is made when it is first needed, and again in a process that was forked.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def run(self, work: Callable[[T], None], tasks: Sequence[T]) -> None:
+        """*work* has run once for each of *tasks*, and no thread is at it any more.
+
+        Threads take the next task from one shared queue, so a slow one delays no other.
+
+        Raises:
+            BaseException: what *work* raised first; tasks not begun by then are dropped.
+        """
+        pending = deque(tasks)
+
+        def drain() -> None:
+            try:
+                while True:
+                    try:
+                        task = pending.popleft()
+                    except IndexError:
+                        return
+                    work(task)
+            finally:
+                pending.clear()
+
+        helpers = self._start(drain, min(self.count, len(tasks)) - 1)
+        try:
+            drain()
+        finally:
+            started = [helper for helper in helpers if not helper.cancel()]
+            wait(started)
+        for helper in started:
+            helper.result()
+
+    def close(self) -> None:
+        """The pool's threads have ended; a later `run` does everything on the caller's thread."""
+        pool = self._pool
+        if pool is not None and pool[0] == os.getpid():
+            pool[1].shutdown()
+
+    def _start(self, drain: Callable[[], None], helpers: int) -> list[Future[None]]:
+        started: list[Future[None]] = []
+        try:
+            for _ in range(helpers):
+                started.append(self._executor().submit(drain))  # noqa: PERF401 - keeps those before a refusal
+        except RuntimeError:
+            # The pool or the interpreter is shutting down, or the system has no thread left:
+            # the caller's own thread does the work.
+            pass
+        return started
+
+    def _executor(self) -> ThreadPoolExecutor:
+        pool, pid = self._pool, os.getpid()
+        if pool is None or pool[0] != pid:
+            pool = self._pool = (pid, ThreadPoolExecutor(self.count, thread_name_prefix="hicache-file"))
+        return pool[1]

@@ -1,0 +1,91 @@
+"""Cutting transfers into buffers and pieces."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from hicache_storage.backends.file.io import IOV_MAX, PIECE_NBYTES, flat_views, read_range, window, write_all
+
+TRAILER_NBYTES = 200
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_window_is_a_slice_of_the_concatenation(seed: int) -> None:
+    rng = random.Random(seed)
+    views = flat_views([rng.randbytes(rng.randrange(20)) for _ in range(12)])
+    whole = b"".join(views)
+
+    for _ in range(100):
+        start, nbytes = rng.randrange(len(whole)), rng.randrange(len(whole))
+        assert b"".join(window(views, start, nbytes)) == whole[start : start + nbytes]
+
+
+def test_a_window_has_no_more_buffers_than_one_call_takes() -> None:
+    views = flat_views([b"x"] * (IOV_MAX + 5))
+
+    assert len(window(views, 0, len(views))) == IOV_MAX
+
+
+def test_buffers_of_any_shape_become_flat_bytes() -> None:
+    grid = memoryview(bytearray(range(24))).cast("B", (2, 3, 4))
+    words = memoryview(bytearray(8)).cast("I")
+
+    assert [len(view) for view in flat_views([grid, words, b"", memoryview(b"")])] == [24, 8]
+
+
+@pytest.mark.parametrize(
+    ("payload_nbytes", "steps"),
+    [
+        (PIECE_NBYTES, [PIECE_NBYTES + TRAILER_NBYTES]),
+        (PIECE_NBYTES // 16, [PIECE_NBYTES // 16 + TRAILER_NBYTES]),
+        (2 * PIECE_NBYTES, [PIECE_NBYTES, 2 * PIECE_NBYTES + TRAILER_NBYTES]),
+        (3 * PIECE_NBYTES - 1, [PIECE_NBYTES, 2 * PIECE_NBYTES, 3 * PIECE_NBYTES - 1 + TRAILER_NBYTES]),
+    ],
+)
+def test_a_caller_can_hash_piece_by_piece_and_a_trailer_costs_no_piece(
+    tmp_path: Path, payload_nbytes: int, steps: list[int]
+) -> None:
+    nbytes = payload_nbytes + TRAILER_NBYTES
+    (tmp_path / "object").write_bytes(os.urandom(nbytes))
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    seen: list[int] = []
+
+    got = read_range(fd, 0, [bytearray(payload_nbytes), bytearray(TRAILER_NBYTES)], nbytes, True, seen.append)
+
+    os.close(fd)
+    assert got == nbytes
+    assert seen == steps
+
+
+@pytest.mark.parametrize(
+    ("extra_nbytes", "got_nbytes"), [(-1, 999_999), (0, 1_000_000), (1, 1_000_001), (9, 1_000_001)]
+)
+@pytest.mark.parametrize("piecewise", [False, True])
+def test_the_file_end_is_found_without_asking_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra_nbytes: int, got_nbytes: int, piecewise: bool
+) -> None:
+    (tmp_path / "object").write_bytes(bytes(1_000_000 + extra_nbytes))
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    seen: list[int] = []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", None)
+        got = read_range(fd, 0, [bytearray(1_000_000)], 1_000_000, True, seen.append if piecewise else None)
+
+    os.close(fd)
+    assert got == got_nbytes
+    assert max(seen, default=0) <= 1_000_000
+
+
+def test_more_parts_than_one_call_takes_are_written(tmp_path: Path) -> None:
+    parts = [bytes([i % 251]) * (i % 3) for i in range(3 * IOV_MAX)]
+    fd = os.open(tmp_path / "object", os.O_WRONLY | os.O_CREAT)
+
+    write_all(fd, parts, sum(map(len, parts)))
+
+    os.close(fd)
+    assert (tmp_path / "object").read_bytes() == b"".join(parts)
