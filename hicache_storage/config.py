@@ -151,7 +151,9 @@ def default_backend(
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return where this package keeps what can be made again: ``$XDG_CACHE_HOME``, else ``~/.cache``, / ``hicache_storage``."""
     environ = os.environ if environ is None else environ
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hicache_storage"
+    # Unlike Path.home() this does not raise for a user without a home, who may well name another folder.
+    home = os.path.expanduser("~")  # noqa: PTH111
+    return Path(environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "hicache_storage"
 
 
 def from_mapping(values: Mapping[str, object], source: str) -> dict[str, Setting]:

@@ -43,7 +43,7 @@ class Counters:
     def snapshot(self) -> dict[str, int]:
         """Return a copy of all counts that are not zero."""
         with self._lock:
-            return dict(self._counts)
+            return {name: count for name, count in self._counts.items() if count}
 
     def __getitem__(self, name: str) -> int:
         with self._lock:

@@ -7,6 +7,7 @@ foreign, unreadable, late, a bug in a backend) is a miss for its page alone, cou
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
 
@@ -210,15 +211,18 @@ class PageStore:
         writes = LazySequence(len(page_hashes) * len(plan), make)
         answers = self._attempt("write", len(writes), lambda: self._store.write_many(writes))
         outcomes = [ALREADY_THERE] * len(page_hashes)
+        stored = stored_nbytes = 0
         for index, answer in enumerate(answers):
             page = index // len(plan)
             if answer.status is Status.FAILED:
                 self._count_failure(telemetry.WRITE_FAILED, answer)
                 outcomes[page] = _worse(outcomes[page], answer)
             elif answer.status is Status.STORED:
-                self.counters.add(telemetry.OBJECTS_STORED)
-                self.counters.add(telemetry.NBYTES_STORED, plan[index % len(plan)].nbytes)
+                stored += 1
+                stored_nbytes += plan[index % len(plan)].nbytes
                 outcomes[page] = _worse(outcomes[page], STORED)
+        self.counters.add(telemetry.OBJECTS_STORED, stored)
+        self.counters.add(telemetry.NBYTES_STORED, stored_nbytes)
         return outcomes
 
     def _attempt(self, op: str, expected: int, call: Callable[[], list[Outcome]]) -> list[Outcome]:
@@ -305,11 +309,12 @@ class PageStore:
             )
 
     def _count_pages(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self.counters.add(_PAGE_COUNTERS[outcome.status])
-            if outcome.status is Status.HIT:
-                self.counters.add(telemetry.OBJECTS_READ, len(self._reads))
-                self.counters.add(telemetry.NBYTES_READ, self.object_nbytes_per_page)
+        by_status = Counter(outcome.status for outcome in outcomes)
+        for status, pages in by_status.items():
+            self.counters.add(_PAGE_COUNTERS[status], pages)
+        hits = by_status[Status.HIT]
+        self.counters.add(telemetry.OBJECTS_READ, hits * len(self._reads))
+        self.counters.add(telemetry.NBYTES_READ, hits * self.object_nbytes_per_page)
 
     def _check_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, writable: bool) -> None:
         if len(page_hashes) != len(pages):

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from hicache_storage.errors import LayoutError, RangeError
 from hicache_storage.layout import Grid, KVShape, Namespace, block_nbytes
@@ -41,6 +42,7 @@ class _Document(msgspec.Struct, frozen=True):
     digest: str
     fields: dict[str, str | int | bool]
     geometry: Geometry
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ class Descriptor:
             raise LayoutError(f"no namespace descriptor: {error}") from error
         if document.format != FORMAT:
             raise LayoutError(f"namespace descriptor of format {document.format!r}, this package reads {FORMAT!r}")
-        return cls(document.digest, document.fields, document.geometry)
+        descriptor = cls(document.digest, document.fields, document.geometry)
+        if descriptor._checksum() != document.checksum:
+            raise LayoutError("the namespace descriptor does not match its own checksum")
+        return descriptor
 
     @property
     def key(self) -> str:
@@ -77,13 +82,16 @@ class Descriptor:
 
     def encode(self) -> bytes:
         """Return the object's bytes: the same for the same namespace, on every machine."""
-        document = {
-            "format": FORMAT,
-            "digest": self.digest,
-            "fields": self.fields,
-            "geometry": msgspec.to_builtins(self.geometry),
-        }
+        document = self._document() | {"checksum": self._checksum()}
         return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+
+    def _document(self) -> dict[str, object]:
+        geometry = msgspec.to_builtins(self.geometry)
+        return {"format": FORMAT, "digest": self.digest, "fields": self.fields, "geometry": geometry}
+
+    def _checksum(self) -> str:
+        compact = json.dumps(self._document(), ensure_ascii=False, separators=(",", ":")).encode()
+        return xxhash.xxh3_64_hexdigest(compact)
 
     def conflict(self, other: Descriptor) -> str | None:
         """Say how *other*, found in the store, contradicts this deployment; None if it does not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hicache_storage.config import Setting, default_backend, load_extra_config
-from hicache_storage.registry import ResolvedStore, known_backends, resolve_store
+from hicache_storage.registry import ResolvedStore, resolve_store
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,3 @@ def store_target(args: argparse.Namespace) -> ResolvedStore:
     source = "extra config" if from_flag else "environment variable HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"
     extra: dict[str, Setting] = load_extra_config(config, source) if config else {}
     return resolve_store(target, extra)
-
-
-def backend_names() -> str:
-    """Return the registered backends for help texts."""
-    return ", ".join(sorted(known_backends()))

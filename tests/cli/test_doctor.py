@@ -1,0 +1,208 @@
+"""`hicache doctor`: where options come from, and whether the store works end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.deployment import Deployment
+from tests.cli.running import Hicache
+
+CHECKS = ["write", "exists", "read", "ranged read", "verify", "list", "delete"]
+SECRET = "open sesame"
+
+BREAKAGES = {
+    "write:raise": (3, "write"),
+    "write:lost_answer": (3, "write"),
+    "write:drop": (3, "exists"),
+    "stat:raise": (3, "exists"),
+    "stat:miss": (3, "exists"),
+    "read:raise": (3, "read"),
+    "read:miss": (4, "read"),
+    "read:corrupt": (4, "read"),
+    "read:short": (4, "read"),
+    "read:long": (4, "read"),
+    "read:corrupt:16": (4, "ranged read"),
+    "list:raise": (3, "list"),
+    "list:miss": (3, "list"),
+    "delete:raise:9": (3, "delete"),
+    "delete:miss:9": (3, "delete"),
+}
+"""Fault -> exit status and the check that finds it. The eight rounds of a check come first."""
+
+
+def checks(document: dict[str, object]) -> dict[str, bool]:
+    listed = document["checks"]
+    assert isinstance(listed, list)
+    return {check["name"]: check["passed"] for check in listed}
+
+
+def option(document: dict[str, object], name: str) -> dict[str, str]:
+    options = document["options"]
+    assert isinstance(options, dict)
+    found: dict[str, str] = options[name]
+    return found
+
+
+def test_a_healthy_store_passes_every_check(hicache: Hicache, tmp_path: Path) -> None:
+    ended = hicache("doctor", "--store", f"file://{tmp_path}/kv", "--json")
+
+    document = ended.json()
+    assert ended.status == 0
+    assert checks(document) == dict.fromkeys(CHECKS, True)
+    assert document["backend"] == "file"
+    assert document["healthy"] is True
+
+
+def test_speeds_are_given_where_bytes_move(hicache: Hicache, tmp_path: Path) -> None:
+    listed = hicache("doctor", "--store", f"file://{tmp_path}/kv", "--json").json()["checks"]
+
+    assert isinstance(listed, list)
+    assert [check["name"] for check in listed if check["gb_s"]] == ["write", "read", "ranged read", "verify"]
+    assert all(check["seconds"] > 0 for check in listed[:5])
+
+
+def test_a_healthy_store_is_a_table_of_ok(hicache: Hicache, tmp_path: Path) -> None:
+    ended = hicache("doctor", "--store", f"file://{tmp_path}/kv?fsync=none")
+
+    assert ended.status == 0
+    assert ended.err == ""
+    rows = [line.split("  ")[0] for line in ended.out.split("check ")[1].splitlines()[1:]]
+    assert rows == CHECKS
+    assert "FAILED" not in ended.out
+    assert ["fsync", "none", "URL"] in [line.split() for line in ended.out.splitlines()]
+    assert ["direct", "False", "default"] in [line.split() for line in ended.out.splitlines()]
+
+
+def test_every_option_shows_its_source(hicache: Hicache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "store.toml"
+    config.write_text("io_threads = 2\n")
+    monkeypatch.setenv("HICACHE_FILE_ORPHAN_AGE_S", "60")
+
+    flags = ("--hicache-storage-backend-extra-config", f"@{config}")
+    document = hicache("doctor", "--store", f"file://{tmp_path}/kv?max_size=1GiB", *flags, "--json").json()
+
+    assert option(document, "path") == {"value": str(tmp_path / "kv"), "source": "URL"}
+    assert option(document, "capacity_nbytes") == {"value": str(1 << 30), "source": "URL"}
+    assert option(document, "io_threads") == {"value": "2", "source": str(config)}
+    assert option(document, "orphan_age_s") == {
+        "value": "60.0",
+        "source": "environment variable HICACHE_FILE_ORPHAN_AGE_S",
+    }
+    assert option(document, "fsync") == {"value": "none", "source": "default"}
+
+
+def test_the_environment_alone_names_a_store(hicache: Hicache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "file")
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", json.dumps({"path": str(tmp_path / "kv")}))
+
+    ended = hicache("doctor", "--json")
+
+    assert ended.status == 0
+    assert option(ended.json(), "path") == {
+        "value": str(tmp_path / "kv"),
+        "source": "environment variable HICACHE_STORAGE_BACKEND_EXTRA_CONFIG",
+    }
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize("source", ["extra config", "environment variable HICACHE_SCRIPTED_PASSWORD"])
+def test_a_secret_is_masked_and_its_source_is_not(
+    hicache: Hicache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, as_json: tuple[str, ...]
+) -> None:
+    options = {"path": str(tmp_path / "kv")}
+    if source == "extra config":
+        options["password"] = SECRET
+    else:
+        monkeypatch.setenv("HICACHE_SCRIPTED_PASSWORD", SECRET)
+    flags = ("--store", "tests.cli.stores:ScriptedStore", "--hicache-storage-backend-extra-config", json.dumps(options))
+
+    ended = hicache("doctor", *flags, *as_json)
+
+    assert ended.status == 0
+    assert SECRET not in ended.out + ended.err
+    if as_json:
+        assert option(ended.json(), "password") == {"value": "***", "source": source}
+    else:
+        assert ["password", "***", *source.split()] in [line.split() for line in ended.out.splitlines()]
+
+
+def test_a_secret_is_masked_when_it_is_wrong(hicache: Hicache, tmp_path: Path) -> None:
+    options = json.dumps({"path": str(tmp_path), "password": [SECRET]})
+
+    ended = hicache(
+        "doctor", "--store", "tests.cli.stores:ScriptedStore", "--hicache-storage-backend-extra-config", options
+    )
+
+    assert ended.status == 2
+    assert "password = '***'" in ended.err
+    assert SECRET not in ended.out + ended.err
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize("script", BREAKAGES)
+def test_a_broken_store_fails_at_the_check_that_finds_it(
+    hicache: Hicache, scripted: Callable[[str], list[str]], script: str, as_json: tuple[str, ...]
+) -> None:
+    status, culprit = BREAKAGES[script]
+
+    ended = hicache("doctor", *scripted(script), *as_json)
+
+    assert ended.status == status
+    if as_json:
+        passed = CHECKS[: CHECKS.index(culprit)]
+        assert checks(ended.json()) == dict.fromkeys(passed, True) | {culprit: False}
+        assert ended.json()["healthy"] is False
+    else:
+        (failed,) = [line for line in ended.out.splitlines() if "FAILED" in line]
+        assert failed.startswith(f"{culprit}  ")
+
+
+@pytest.mark.parametrize("script", ["", *BREAKAGES])
+def test_nothing_is_left_behind_whatever_fails(
+    hicache: Hicache, deployment: Deployment, scripted: Callable[[str], list[str]], script: str
+) -> None:
+    before = deployment.files()
+
+    hicache("doctor", *scripted(script))
+
+    assert deployment.files() == before
+    assert list(deployment.root.glob("tmp/*")) == []
+    assert list(deployment.root.glob("quarantine/*")) == []
+
+
+def test_a_store_that_cannot_list_is_healthy_and_says_what_is_lost(hicache: Hicache, tmp_path: Path) -> None:
+    options = json.dumps({"path": str(tmp_path / "kv")})
+
+    ended = hicache(
+        "doctor", "--store", "tests.cli.stores:UnlistableStore", "--hicache-storage-backend-extra-config", options
+    )
+
+    assert ended.status == 0
+    assert "this store cannot list, so hicache ls does not work on it" in ended.out
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_a_store_that_does_not_open_is_a_failed_check_with_its_options(
+    hicache: Hicache, tmp_path: Path, as_json: tuple[str, ...]
+) -> None:
+    (tmp_path / "kv").write_text("a file, no folder")
+
+    ended = hicache("doctor", "--store", f"file://{tmp_path}/kv", *as_json)
+
+    assert ended.status == 2
+    assert str(tmp_path / "kv") in ended.out
+    if as_json:
+        assert checks(ended.json()) == {"open": False}
+        assert option(ended.json(), "path")["source"] == "URL"
+
+
+def test_a_wrong_option_is_a_usage_error(hicache: Hicache, tmp_path: Path) -> None:
+    ended = hicache("doctor", "--store", f"file://{tmp_path}/kv?io_thread=2", "--json")
+
+    assert ended.status == 2
+    assert ended.out == ""
+    assert "did you mean io_threads?" in ended.err

@@ -1,0 +1,37 @@
+"""What holds for every test: a fixed, printed seed, and no configuration that the machine happens to have."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+_SEED = int(os.environ.get("HICACHE_TEST_SEED", "20260801"))
+_FOR_TESTS = ("HICACHE_TEST_", "HICACHE_REQUIRE")
+
+
+def pytest_report_header() -> str:
+    return f"random seed: {_SEED} (HICACHE_TEST_SEED)"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(_SEED)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """A generator of this test's own, seeded like the run."""
+    return random.Random(_SEED)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_ambient_configuration() -> Iterator[None]:
+    """Options of a store that the developer's shell has set must not reach a test or a process it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("HICACHE_") and not name.startswith(_FOR_TESTS):
+                patch.delenv(name)
+        yield
