@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from hicache_storage.errors import StoreError
 
@@ -131,16 +131,45 @@ class RangeRead:
         return sum(nbytes_of(target) for target in self.targets)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectWrite:
-    """Store the concatenation of *parts* under *key*. The parts stay the caller's."""
+class Tail(Protocol):
+    """The last part of an object, made from the parts before it while those are on their way.
 
-    key: str
-    parts: Sequence[ReadableBuffer]
+    A store that writes in pieces calls `advance` after each, so that they are hashed while they are in the
+    CPU's cache; one that does not simply takes `ObjectWrite.parts`.
+    """
 
     @property
     def nbytes(self) -> int:
-        return sum(nbytes_of(part) for part in self.parts)
+        """Its size, known before its content is."""
+
+    def advance(self, nbytes: int) -> None:
+        """Take note that the first *nbytes* of the payload have just been read by the store. A hint."""
+
+    def finish(self) -> bytes:
+        """Return the part; the same every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWrite:
+    """Store the concatenation of `parts` under *key*. The buffers stay the caller's.
+
+    Attributes:
+        payload: the parts that exist.
+        tail: makes the last part; None = there is none.
+    """
+
+    key: str
+    payload: Sequence[ReadableBuffer]
+    tail: Tail | None = None
+
+    @property
+    def parts(self) -> Sequence[ReadableBuffer]:
+        """All parts, the tail included."""
+        return self.payload if self.tail is None else [*self.payload, self.tail.finish()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes_of(part) for part in self.payload) + (0 if self.tail is None else self.tail.nbytes)
 
 
 def nbytes_of(buffer: ReadableBuffer) -> int:

@@ -5,7 +5,7 @@ Start with `docs/layout-spec.md`; `layout/README.md` has one drawing per layout.
 
 from hicache_storage.layout.geometry import ITEM_NBYTES, KVShape, canonical_dtype
 from hicache_storage.layout.grid import Chunk, Grid
-from hicache_storage.layout.keys import ObjectKey, check_page_hash, object_key, page_hashes, request_seed
+from hicache_storage.layout.keys import ObjectKey, check_page_hashes, object_key, page_hashes, request_seed
 from hicache_storage.layout.namespace import Namespace, Variant
 from hicache_storage.layout.plan import ChunkRead, ChunkWrite, RowCopy, plan_reads, plan_writes
 from hicache_storage.layout.planner import GridPlan, Member, coarsest_grid, plan_grid
@@ -15,6 +15,7 @@ from hicache_storage.layout.trailer import (
     FOOTER_NBYTES,
     Footer,
     RangeVerifier,
+    TrailerMaker,
     block_nbytes,
     build_trailer,
     trailer_nbytes,
@@ -38,11 +39,12 @@ __all__ = [
     "Shard",
     "ShardLayout",
     "Topology",
+    "TrailerMaker",
     "Variant",
     "block_nbytes",
     "build_trailer",
     "canonical_dtype",
-    "check_page_hash",
+    "check_page_hashes",
     "coarsest_grid",
     "object_key",
     "page_hashes",

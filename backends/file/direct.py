@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from hicache_storage.backends.file.folder import Folder
 from hicache_storage.backends.file.io import PIECE_NBYTES, flat_views
 from hicache_storage.errors import ConfigError
-from hicache_storage.types import ReadableBuffer, WritableBuffer
+from hicache_storage.types import ObjectWrite, WritableBuffer
 
 BLOCK_NBYTES = 4096
 """No device in use asks for more; many would be content with 512."""
@@ -52,10 +52,10 @@ class DirectIO:
                     on_filled(done)
         return done + (to_file_end and os.fstat(fd).st_size > offset + nbytes)
 
-    def write_all(self, fd: int, parts: Sequence[ReadableBuffer], nbytes: int) -> None:
+    def write_all(self, fd: int, write: ObjectWrite) -> None:
         bounce = self._bounce()
         position = held = 0  # bytes on their way to the device, bytes in the bounce buffer behind them
-        for view in flat_views(parts):
+        for view in flat_views(write.parts):
             taken = 0
             while taken < len(view):
                 rest = view[taken:]
@@ -72,7 +72,7 @@ class DirectIO:
                     position, held = self._flush(fd, position, held), 0
         if held:
             self._flush(fd, position, -(-held // BLOCK_NBYTES) * BLOCK_NBYTES)
-            os.ftruncate(fd, nbytes)
+            os.ftruncate(fd, write.nbytes)
 
     def _read_some(self, fd: int, offset: int, target: memoryview) -> int:
         """Return how many of the bytes at *offset* are now at the start of *target*; 0 at the end of the file."""
@@ -114,7 +114,7 @@ def probe(folder: Folder) -> None:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o666)
             try:
-                DirectIO().write_all(fd, [block], len(block))
+                DirectIO().write_all(fd, ObjectWrite("probe", [block]))
                 os.fsync(fd)
             finally:
                 os.close(fd)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from hicache_storage.types import ReadableBuffer, WritableBuffer
+from hicache_storage.types import ObjectWrite, ReadableBuffer, WritableBuffer
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
-PIECE_NBYTES = 256 << 10
+PIECE_NBYTES = 512 << 10
 """How much is read before the caller may hash it: it fits a core's cache, and the calls still cost little."""
 
 
@@ -35,13 +35,12 @@ def read_range(
     Returns:
         *nbytes*; less if the file ends before; more if *to_file_end* and it does not end there.
     """
-    done = 0
-    if (on_filled is None or nbytes < PIECE_NBYTES + PIECE_NBYTES // 2) and len(targets) < IOV_MAX:
-        done = os.preadv(fd, [*targets, bytearray(1)] if to_file_end else targets, offset)
+    if len(targets) < IOV_MAX:
+        done = _read_straight(fd, offset, targets, nbytes, to_file_end, on_filled)
         if done >= nbytes:
-            if on_filled is not None:
-                on_filled(nbytes)
             return done
+    else:
+        done = 0
     views = flat_views(targets)
     if to_file_end:
         views.append(memoryview(bytearray(1)))
@@ -55,14 +54,58 @@ def read_range(
     return done
 
 
-def write_all(fd: int, parts: Sequence[ReadableBuffer], nbytes: int) -> None:
-    """Make the file's content the concatenation of *parts*, *nbytes* in all. The file is empty before."""
-    done = os.pwritev(fd, parts, 0) if len(parts) <= IOV_MAX else 0
-    if done == nbytes:
-        return
-    views = flat_views(parts)
+def _read_straight(
+    fd: int,
+    offset: int,
+    targets: Sequence[WritableBuffer],
+    nbytes: int,
+    to_file_end: bool,
+    on_filled: Callable[[int], None] | None,
+) -> int:
+    """Read as `read_range` does, up to the first call that gives less than it was asked for; return what is in place.
+
+    This is the path that nearly every read takes to its end, so it does as little as possible.
+    """
+    done = 0
+    rest = targets
+    if on_filled is not None and targets and nbytes >= PIECE_NBYTES:
+        first = memoryview(targets[0]).cast("B")
+        while first.nbytes - done >= PIECE_NBYTES + PIECE_NBYTES // 2:
+            got = os.preadv(fd, (first[done : done + PIECE_NBYTES],), offset + done)
+            done += got
+            if got:
+                on_filled(done)
+            if got < PIECE_NBYTES:
+                return done
+        rest = [first[done:], *targets[1:]]
+    done += os.preadv(fd, [*rest, bytearray(1)] if to_file_end else rest, offset + done)
+    if done >= nbytes and on_filled is not None:
+        on_filled(nbytes)
+    return done
+
+
+def write_all(fd: int, write: ObjectWrite) -> None:
+    """Make the file's content that of *write*. The file is empty before.
+
+    A payload with a tail goes in pieces: the kernel's copy has just brought each into the cache when it is hashed.
+    """
+    tail = write.tail
+    done = 0
+    if tail is None and len(write.payload) <= IOV_MAX:
+        done = os.pwritev(fd, write.payload, 0)
+    views = flat_views(write.payload)
+    nbytes = sum(map(len, views))
     while done < nbytes:
-        done += os.pwritev(fd, window(views, done, nbytes - done), done)
+        wanted = nbytes - done if tail is None else _piece_nbytes(nbytes - done, to_file_end=False)
+        done += os.pwritev(fd, window(views, done, wanted), done)
+        if tail is not None:
+            tail.advance(done)
+    if tail is not None:
+        rest = memoryview(tail.finish())
+        while rest:
+            moved = os.pwrite(fd, rest, done)
+            done += moved
+            rest = rest[moved:]
 
 
 def flat_views(buffers: Iterable[ReadableBuffer]) -> list[memoryview]:

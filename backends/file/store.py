@@ -36,7 +36,6 @@ from hicache_storage.types import (
     WritableBuffer,
     WriteResult,
     failed,
-    nbytes_of,
 )
 
 _OPEN_TO_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -201,17 +200,21 @@ class FileStore(ObjectStore):
     # -- writing -----------------------------------------------------------------------------
 
     def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
+        return self._write(ObjectWrite(key, parts))
+
+    def _write(self, write: ObjectWrite) -> WriteResult:
+        key = write.key
         path = self._path_of(key, "write")
-        nbytes = sum(map(nbytes_of, parts))
+        nbytes = write.nbytes
         if self._is_there(key, path, nbytes):
             return WriteResult.ALREADY_THERE
         try:
             try:
-                self._write_new(key, path, parts, nbytes)
+                self._write_new(write, path, nbytes)
             except OSError as error:
                 if error.errno not in NO_ROOM or not self._space.free(_RESCUE_FACTOR * max(1, nbytes)):
                     raise
-                self._write_new(key, path, parts, nbytes)
+                self._write_new(write, path, nbytes)
         except OSError as error:
             raise store_error(error, op="write", key=key) from error
         self._suspects.discard(key)
@@ -221,9 +224,8 @@ class FileStore(ObjectStore):
         outcomes = [MISS] * len(writes)
 
         def write_one(index: int) -> None:
-            write = writes[index]
             try:
-                result = self.write(write.key, write.parts)
+                result = self._write(writes[index])
                 outcomes[index] = STORED if result is WriteResult.STORED else ALREADY_THERE
             except StoreError as error:
                 outcomes[index] = failed(error)
@@ -253,14 +255,14 @@ class FileStore(ObjectStore):
             os.close(fd)
         return there
 
-    def _write_new(self, key: str, path: str, parts: Sequence[ReadableBuffer], nbytes: int) -> None:
-        encoded = key.encode()
+    def _write_new(self, write: ObjectWrite, path: str, nbytes: int) -> None:
+        encoded = write.key.encode()
         leaf = path.rpartition("/")[0]
         if self._fsync == "full":
             make_durably(Path(leaf))
         draft = self._space.create(nbytes, key=encoded, path=path, flags=self._direct_flag)
         try:
-            self._write_all(draft.fd, parts, nbytes)
+            self._write_all(draft.fd, write)
             if self._fsync == "data":
                 os.fdatasync(draft.fd)
             elif self._fsync == "full":

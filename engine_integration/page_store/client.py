@@ -21,8 +21,8 @@ from hicache_storage.layout import (
     Namespace,
     ObjectKey,
     ShardLayout,
-    build_trailer,
-    check_page_hash,
+    TrailerMaker,
+    check_page_hashes,
     object_key,
     plan_reads,
     plan_writes,
@@ -96,8 +96,7 @@ class PageStore:
         Raises:
             LayoutError: a page hash is malformed.
         """
-        for page_hash in page_hashes:
-            check_page_hash(page_hash)
+        check_page_hashes(page_hashes)
         if self._refusal() is not None:
             return 0
         per_page = len(self._reads)
@@ -206,7 +205,7 @@ class PageStore:
             write = plan[position]
             key = object_key(page_hashes[page], self._digest, suffixes[position])
             payload = pages[page][write.page_offset : write.page_offset + write.nbytes]
-            return ObjectWrite(key, (payload, build_trailer(key, payload, write.block_nbytes)))
+            return ObjectWrite(key, (payload,), TrailerMaker(key, payload, write.block_nbytes))
 
         writes = LazySequence(len(page_hashes) * len(plan), make)
         answers = self._attempt("write", len(writes), lambda: self._store.write_many(writes))
@@ -319,8 +318,8 @@ class PageStore:
     def _check_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, writable: bool) -> None:
         if len(page_hashes) != len(pages):
             raise LayoutError(f"{len(page_hashes)} page hashes for {len(pages)} pages")
-        for page_hash, page in zip(page_hashes, pages, strict=True):
-            check_page_hash(page_hash)
+        check_page_hashes(page_hashes)
+        for page in pages:
             if page.nbytes != self.layout.page_nbytes or page.format != "B" or page.ndim != 1:
                 raise LayoutError(
                     f"page buffer of {page.nbytes} bytes in format {page.format!r}: this rank's pages are "

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 
 from hicache_storage.errors import CorruptObject, RangeError, Unsupported
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.hooks import StoreHooks, assert_released
 from hicache_storage.types import ObjectWrite, Outcome, RangeRead, Status, WritableBuffer
+
+
+class DigestTail:
+    """A tail that proves its payload, and notes what it is told."""
+
+    nbytes = 32
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self.told: list[int] = []
+
+    def advance(self, nbytes: int) -> None:
+        self.told.append(nbytes)
+
+    def finish(self) -> bytes:
+        return hashlib.sha256(self._payload).digest()
 
 
 class BatchLaws(StoreHooks):
@@ -152,6 +169,22 @@ class BatchLaws(StoreHooks):
         ]  # fmt: skip
         keys = ("new", "there", "damaged", "empty")
         assert [self.observe(store, key) for key in keys] == [b"abcd", b"0123", b"abcd", b""]
+
+    def test_a_tail_is_stored_behind_its_payload(self, store: ObjectStore) -> None:
+        bodies = {
+            name: body_of(name, nbytes) for name, nbytes in (("small", 100), ("large", (2 << 20) + 5), ("none", 0))
+        }
+        tails = {name: DigestTail(body) for name, body in bodies.items()}
+
+        outcomes = store.write_many([
+            ObjectWrite(name, [body[:40], body[40:]], tails[name]) for name, body in bodies.items()
+        ])  # fmt: skip
+
+        assert _said(outcomes) == [Status.STORED] * 3
+        for name, body in bodies.items():
+            assert self.observe(store, name) == body + hashlib.sha256(body).digest()
+            assert tails[name].told == sorted(tails[name].told)
+            assert all(0 <= nbytes <= len(body) for nbytes in tails[name].told)
 
     def test_a_key_may_be_written_twice_in_a_batch(self, store: ObjectStore) -> None:
         body = body_of("twice", 5000)

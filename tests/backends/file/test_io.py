@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.backends.file.io import IOV_MAX, PIECE_NBYTES, flat_views, read_range, window, write_all
+from hicache_storage.types import ObjectWrite
 
 TRAILER_NBYTES = 200
 
@@ -85,7 +86,37 @@ def test_more_parts_than_one_call_takes_are_written(tmp_path: Path) -> None:
     parts = [bytes([i % 251]) * (i % 3) for i in range(3 * IOV_MAX)]
     fd = os.open(tmp_path / "object", os.O_WRONLY | os.O_CREAT)
 
-    write_all(fd, parts, sum(map(len, parts)))
+    write_all(fd, ObjectWrite("k", parts))
 
     os.close(fd)
     assert (tmp_path / "object").read_bytes() == b"".join(parts)
+
+
+class Counting:
+    """A tail that notes when it is told what."""
+
+    nbytes = 5
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def advance(self, nbytes: int) -> None:
+        self.told.append(nbytes)
+
+    def finish(self) -> bytes:
+        return b"tail!"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, PIECE_NBYTES, 3 * PIECE_NBYTES + 7])
+def test_tail_follows_the_payload_and_is_told_of_every_piece(tmp_path: Path, nbytes: int) -> None:
+    payload = random.Random(nbytes).randbytes(nbytes)
+    fd = os.open(tmp_path / "object", os.O_WRONLY | os.O_CREAT)
+    tail = Counting()
+
+    write_all(fd, ObjectWrite("k", [payload[:10], payload[10:]], tail))
+
+    os.close(fd)
+    assert (tmp_path / "object").read_bytes() == payload + b"tail!"
+    assert tail.told == sorted(set(tail.told))
+    assert max(tail.told, default=0) == nbytes
+    assert len(tail.told) == -(-nbytes // PIECE_NBYTES) or nbytes % PIECE_NBYTES == 7

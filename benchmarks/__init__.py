@@ -1,0 +1,1 @@
+"""Measurements of this project beside physical limits and peers: ``python -m benchmarks list``."""

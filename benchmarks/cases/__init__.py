@@ -1,0 +1,1 @@
+"""What is measured. Each module has the cases of one question; `benchmarks.registry` lists them."""

@@ -1,0 +1,1 @@
+"""Driver and environment of one peer; see benchmarks/peers/README.md."""

@@ -1,0 +1,36 @@
+"""Every case by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.cases.corruption import corruption
+from benchmarks.cases.existence import file_exists
+from benchmarks.cases.transfer import checksum_cost, file_read, file_write
+from benchmarks.rows import Finding, Result, Row
+from benchmarks.runner import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question and how to answer it.
+
+    Attributes:
+        description: one line for ``list``.
+        run: measures; returns results of *kind* only.
+        kind: what its CSV holds.
+    """
+
+    description: str
+    run: Callable[[Settings], Sequence[Result]]
+    kind: type[Row | Finding]
+
+
+CASES = {
+    "file_write": Case("store 2 MiB and 256 KiB objects: ours, plain pwritev, peers", file_write, Row),
+    "file_read": Case("verified reads of the same objects: ours, plain preadv, ours unverified, peers", file_read, Row),
+    "file_exists": Case("ask for 1024 keys whether they are there: ours, os.stat, peers", file_exists, Row),
+    "checksum_cost": Case("verified reads against the file backend alone", checksum_cost, Row),
+    "corruption": Case("damaged objects: what a read returns, and whether a write heals", corruption, Finding),
+}

@@ -1,0 +1,182 @@
+"""Results as Markdown tables. Each table has a name, under which README.md and the documentation place it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.machine import Provenance
+from benchmarks.rows import Finding, Row
+from benchmarks.subjects.factory import OURS, TITLES
+
+Table = list[list[str]]
+Setup = tuple[int, int]
+"""Object size in bytes and threads."""
+
+_READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST = 0.90, 1.5, 0.85, 0.10
+
+
+def transfer(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of the limit, one line per subject, one column per size and thread count."""
+    setups = _setups(rows)
+    table = [["", *map(_setup_title, setups)]]
+    for subject in _subjects(rows):
+        by_setup = {_setup(row): row for row in rows if row.subject == subject}
+        cells = [_speed(by_setup[setup]) if setup in by_setup else "" for setup in setups]
+        table.append([TITLES[subject], *cells])
+    raw = TITLES[rows[0].raw].removesuffix(" (the limit)")
+    return _markdown(table) + _footer(rows[0], f"GB/s of payload and, in brackets, the share of {raw}")
+
+
+def existence(rows: Sequence[Row]) -> str:
+    """Return microseconds per key, one line per subject."""
+    table = [["", "call", "us per key, p50", "p20 to p80"]]
+    for row in rows:
+        spread = f"{row.p20_s / row.objects * 1e6:.2f} to {row.p80_s / row.objects * 1e6:.2f}"
+        table.append([TITLES[row.subject], f"`{row.calls}`", f"{row.us_per_object:.2f}", spread])
+    return _markdown(table) + _footer(rows[0], f"{rows[0].objects} keys, {rows[0].batch} a call, one thread")
+
+
+def checksums(rows: Sequence[Row]) -> str:
+    """Return what verifying costs, one column per size and thread count."""
+    verified = [row for row in rows if row.subject == "ours"]
+    table = [["", *(_setup_title(_setup(row)) for row in verified)]]
+    table.append(["cost of verifying", *(_percent(1 - row.share_of_raw) for row in verified)])
+    return _markdown(table) + _footer(rows[0], "share of throughput that verifying takes from the file backend alone")
+
+
+def corruption(findings: Sequence[Finding]) -> str:
+    """Return what a read of the damaged object gives, one line per fault, one column per subject."""
+    subjects = list(dict.fromkeys(finding.subject for finding in findings))
+    cells = {(finding.fault, finding.subject): finding for finding in findings}
+    table = [["", *(TITLES[subject].split(",")[0] for subject in subjects)]]
+    faults = dict.fromkeys(finding.fault for finding in findings)
+    table += [[fault, *(_verdict(cells[fault, subject]) for subject in subjects)] for fault in faults]
+    versions = ", ".join(
+        f"{finding.subject} {finding.version}" for finding in {f.subject: f for f in findings}.values()
+    )
+    return _markdown(table) + _note(
+        f"One of four objects damaged, all four read in one call, the damaged one stored again. {versions}.",
+        findings[0].provenance,
+    )
+
+
+def targets(read: Sequence[Row], write: Sequence[Row], exists: Sequence[Row], checksum: Sequence[Row]) -> str:
+    """Return each target beside what was measured, met or not."""
+    setups = _setups(read)
+    table = [["target", *map(_setup_title, setups)]]
+    table.append(_target("verified read >= 90 % of preadv", _shares(read), _READ_SHARE, setups))
+    table.append(_lead("verified read >= 1.5 x the best peer", read, setups))
+    table += [_lead_over(peer, read, setups) for peer in _subjects(read) if peer not in (*OURS, "raw")]
+    table.append(_target("write >= 85 % of pwritev", _shares(write), _WRITE_SHARE, setups))
+    costs = {_setup(row): row.share_of_raw for row in checksum if row.subject == "ours"}
+    line = ["checksum cost < 10 %"]
+    line += [_judged(_percent(1 - costs[s]), 1 - costs[s] < _CHECKSUM_COST) if s in costs else "" for s in setups]
+    table.append(line)
+    return _markdown(table) + _existence_sentence(exists) + _footer(read[0], "medians over interleaved rounds")
+
+
+TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "targets": (("file_read", "file_write", "file_exists", "checksum_cost"), targets),
+    "file_read": (("file_read",), transfer),
+    "file_write": (("file_write",), transfer),
+    "file_exists": (("file_exists",), existence),
+    "checksum_cost": (("checksum_cost",), checksums),
+    "corruption": (("corruption",), corruption),
+}
+"""Table name -> the cases whose results it needs, and how it is made of them."""
+
+
+def _shares(rows: Sequence[Row]) -> dict[Setup, float]:
+    return {_setup(row): row.share_of_raw for row in rows if row.subject == "ours"}
+
+
+def _target(title: str, shares: dict[Setup, float], least: float, setups: Iterable[Setup]) -> list[str]:
+    cells = [_judged(_percent(shares[s]), shares[s] >= least) if s in shares else "" for s in setups]
+    return [title, *cells]
+
+
+def _lead(title: str, rows: Sequence[Row], setups: Iterable[Setup]) -> list[str]:
+    cells = []
+    for setup in setups:
+        here = [row for row in rows if _setup(row) == setup]
+        peers = [row for row in here if row.subject not in (*OURS, "raw")]
+        mine = [row for row in here if row.subject == "ours"]
+        if not peers or not mine:
+            cells.append("no peer measured")
+            continue
+        best = min(peers, key=lambda row: row.p50_s)
+        lead = best.p50_s / mine[0].p50_s
+        cells.append(_judged(f"{lead:.2f} x {TITLES[best.subject]}", lead >= _READ_LEAD))
+    return [title, *cells]
+
+
+def _lead_over(peer: str, rows: Sequence[Row], setups: Iterable[Setup]) -> list[str]:
+    """Return how many times faster this project's verified read is than *peer*'s, without a judgement."""
+    p50_s = {(_setup(row), row.subject): row.p50_s for row in rows}
+    pairs = [(p50_s.get((setup, peer)), p50_s.get((setup, "ours"))) for setup in setups]
+    return [f"verified read, times {TITLES[peer]}", *(f"{a / b:.2f}" if a and b else "" for a, b in pairs)]
+
+
+def _existence_sentence(rows: Sequence[Row]) -> str:
+    us = {row.subject: row.us_per_object for row in rows}
+    theirs = [us[name] for name in ("sglang", "sglang_v2") if name in us]
+    if not theirs or "ours" not in us:
+        return ""
+    verdict = "met" if us["ours"] <= min(theirs) else "missed"
+    return f"\nExistence per key: {us['ours']:.2f} us, SGLang {min(theirs):.2f} us: {verdict}.\n"
+
+
+def _setup(row: Row) -> Setup:
+    return row.object_nbytes, row.threads
+
+
+def _setups(rows: Iterable[Row]) -> list[Setup]:
+    return sorted({_setup(row) for row in rows}, key=lambda setup: (-setup[0], setup[1]))
+
+
+def _setup_title(setup: Setup) -> str:
+    nbytes, threads = setup
+    size = f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+    return f"{size}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _subjects(rows: Iterable[Row]) -> list[str]:
+    seen = {row.subject for row in rows}
+    return [subject for subject in TITLES if subject in seen]
+
+
+def _speed(row: Row) -> str:
+    if row.gb_s is None:
+        return ""
+    return f"{row.gb_s:.2f} ({_percent(row.share_of_raw)})"
+
+
+def _verdict(finding: Finding) -> str:
+    text = finding.read if finding.healed else f"{finding.read}, and stays so"
+    lost = 3 - finding.neighbours
+    return f"{text}; {lost} neighbours lost" if lost else text
+
+
+def _judged(text: str, is_met: bool) -> str:
+    return text if is_met else f"{text} (missed)"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def _markdown(table: Table) -> str:
+    head, *body = table
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _footer(row: Row, what: str) -> str:
+    return _note(f"{what}; p50 of {row.rounds} rounds, page cache warm.", row.provenance)
+
+
+def _note(text: str, where: Provenance) -> str:
+    noise = f" The machine was busy (load {where.load1}): take the figures with care." if where.noisy else ""
+    place = f"{where.cpu}, {where.cores} cores, {where.filesystem}, Python {where.python}, torch {where.torch}"
+    origin = f"{where.date}, commit {where.commit}, `{where.command}`"
+    return f"\n{text[0].upper()}{text[1:]} {place}; {origin}.{noise}\n"
