@@ -48,7 +48,9 @@ def test_every_block_runs(page: Path, tmp_path: Path) -> None:
         elif language == "bash":
             shell += [line for line in _commands(body) if not _is_long(line) or _check_long(line)]
     for command in (["bash", "-euo", "pipefail", "-c", "\n".join(shell)], [sys.executable, "-c", "\n".join(program)]):
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
 
 
