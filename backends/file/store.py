@@ -41,6 +41,9 @@ from hicache_storage.types import (
 _OPEN_TO_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Does not wait for anybody if something strange, such as a pipe, lies in an object's place."""
 
+_TYPE_BITS = 0o170000
+"""The part of a file's mode that says what it is."""
+
 _RESCUE_FACTOR = 4
 """How many times the size of an object that found the device full is freed before the one retry."""
 
@@ -69,6 +72,7 @@ class FileStore(ObjectStore):
 
     def __init__(self, options: FileOptions) -> None:
         self._folder = Folder.prepare(options.path)
+        self._objects = self._folder.objects
         self._objects = self._folder.objects
         self._fsync = options.fsync
         self._direct_flag = os.O_DIRECT if options.direct else 0
@@ -289,10 +293,12 @@ class FileStore(ObjectStore):
 
     def exists_many(self, keys: Sequence[str]) -> list[Outcome]:
         outcomes: list[Outcome] = []
+        path_of, look = self._path_of, os.stat
         for key in keys:
             try:
-                mode = os.stat(self._path_of(key, "exists")).st_mode  # noqa: PTH116 - as in stat
-                outcomes.append(HIT if stat.S_ISREG(mode) else MISS)
+                # S_ISREG, spelled out: a lookup asks for thousands of keys before it reads one.
+                regular = look(path_of(key, "exists")).st_mode & _TYPE_BITS == stat.S_IFREG
+                outcomes.append(HIT if regular else MISS)
             except FileNotFoundError:
                 outcomes.append(MISS)
             except StoreError as error:

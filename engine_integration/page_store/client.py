@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.page_store.batches import LazySequence
@@ -99,15 +99,16 @@ class PageStore:
         check_page_hashes(page_hashes)
         if self._refusal() is not None:
             return 0
-        per_page = len(self._reads)
+        tails = [f"_{self._digest}_{step.suffix}" for step in self._reads]
         for start in range(0, len(page_hashes), _LOOKUP_PAGES):
-            batch = page_hashes[start : start + _LOOKUP_PAGES]
-            keys = [object_key(page_hash, self._digest, step.suffix) for page_hash in batch for step in self._reads]
-            outcomes = self._attempt("exists", len(keys), lambda keys=keys: self._store.exists_many(keys))  # type: ignore[misc]
-            for index, outcome in enumerate(outcomes):
-                if not outcome:
-                    self._count_failure(telemetry.LOOKUP_FAILED, outcome)
-                    return start + index // per_page
+            keys = [page_hash + tail for page_hash in page_hashes[start : start + _LOOKUP_PAGES] for tail in tails]
+            outcomes = self._attempt("exists", len(keys), partial(self._store.exists_many, keys))
+            if outcomes.count(HIT) == len(outcomes):
+                continue
+            first = next((index for index, outcome in enumerate(outcomes) if not outcome), None)
+            if first is not None:
+                self._count_failure(telemetry.LOOKUP_FAILED, outcomes[first])
+                return start + first // len(tails)
         return len(page_hashes)
 
     def read_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
