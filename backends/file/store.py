@@ -18,8 +18,8 @@ from hicache_storage.backends.file.folder import Folder, Membership, make_durabl
 from hicache_storage.backends.file.listing import objects_in
 from hicache_storage.backends.file.names import object_path
 from hicache_storage.backends.file.options import FileOptions
-from hicache_storage.backends.file.pool import IOThreads
 from hicache_storage.backends.file.space import Space, open_space
+from hicache_storage.backends.io_threads import IOThreads
 from hicache_storage.errors import ConfigError, CorruptObject, RangeError, StoreError, StoreFull, StoreUnavailable
 from hicache_storage.store import ObjectStore, check_key
 from hicache_storage.types import (
@@ -77,7 +77,7 @@ class FileStore(ObjectStore):
         self._fsync = options.fsync
         self._direct_flag = os.O_DIRECT if options.direct else 0
         self._flags_to_read = os.O_RDONLY | os.O_CLOEXEC | self._direct_flag
-        self._threads = IOThreads(options.io_threads)
+        self._threads = IOThreads(options.io_threads, BACKEND)
         self._suspects: set[str] = set()
         self._closed = False
         self._read_range = io.read_range

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hicache_storage.engine_integration.page_store import Descriptor
 from hicache_storage.registry import open_store
 from tests.cli.deployment import NUM_PAGES, OBJECTS_PER_PAGE, Deployment, deploy
 from tests.cli.running import Hicache
@@ -163,7 +165,9 @@ def test_a_description_that_is_damaged_does_not_hide_the_namespace(hicache: Hica
 
 def test_a_description_that_lacks_fields_is_shown_with_gaps(hicache: Hicache, deployment: Deployment) -> None:
     path = deployment.file_of(deployment.descriptor_key)
-    path.write_text(path.read_text().replace('"head_group"', '"another"').replace('"model_id"', '"model"'))
+    whole = Descriptor.parse(path.read_bytes())
+    known = {name: value for name, value in whole.fields.items() if name not in ("head_group", "model_id")}
+    path.write_bytes(replace(whole, fields=known).encode())
 
     ended = hicache("ls", "--store", deployment.url)
 

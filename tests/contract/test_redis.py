@@ -16,6 +16,9 @@ from tests.backends.redis.back_door import RedisService
 pytest_plugins = ["tests.backends.redis.services"]
 
 
+_OTHER_PROCESS = "other-process"
+
+
 class RedisHooks:
     """How a test gets at the values without the store. `special` is what is special about the store under test."""
 
@@ -31,11 +34,13 @@ class RedisHooks:
         self.options = self.service.options(**self.special)
         with RedisStore(self.options) as store:
             yield store
+        self.service.clear()
 
     def plant(self, store: ObjectStore, key: str, body: bytes) -> None:
         self.service.plant(self.options, key, body)
 
     def observe(self, store: ObjectStore, key: str) -> bytes | None:
+        self.service.wait_for_end_of(_OTHER_PROCESS)
         return self.service.observe(self.options, key)
 
     def second(self, store: ObjectStore) -> ObjectStore:
@@ -44,6 +49,7 @@ class RedisHooks:
     def opening_code(self, store: ObjectStore) -> str:
         given = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
         del given["url"]
+        given["client_name"] = _OTHER_PROCESS
         return (
             "from hicache_storage.backends.redis import RedisOptions, RedisStore\n"
             "from hicache_storage.config import Secret\n"
@@ -55,25 +61,24 @@ class TestRedisStore(RedisHooks, StoreContract):
     pass
 
 
-class TestRedisStoreWithSmallChunks(RedisHooks, StoreContract):
-    special: ClassVar[dict[str, object]] = {"chunk_nbytes": 1024, "pipeline_nbytes": 64 << 10, "ttl_s": 3600}
-
-
 class TestRedisStoreOnACluster(RedisHooks, StoreContract):
+    """Most of its objects are chunked too."""
+
     fixture = "cluster_service"
-    special: ClassVar[dict[str, object]] = {"mode": "cluster", "chunk_nbytes": 256 << 10}
+    special: ClassVar[dict[str, object]] = {
+        "mode": "cluster", "chunk_nbytes": 64 << 10, "pipeline_nbytes": 256 << 10, "ttl_s": 3600
+    }  # fmt: skip
 
 
-class TestRedisStoreOnValkey(RedisHooks, StoreContract):
-    fixture = "valkey"
+@pytest.mark.parametrize("fixture", ["service", "valkey"])
+def test_the_store_equals_the_specification(request: pytest.FixtureRequest, fixture: str) -> None:
+    service: RedisService = request.getfixturevalue(fixture)
 
-
-@pytest.mark.parametrize("special", [{}, {"chunk_nbytes": 1024}], ids=["plain", "chunked"])
-def test_the_store_equals_the_specification(service: RedisService, special: dict[str, object]) -> None:
     @contextmanager
     def new_store() -> Iterator[ObjectStore]:
-        with RedisStore(service.options(**special)) as store:
+        with RedisStore(service.options(chunk_nbytes=4096)) as store:
             yield store
+        service.clear()
 
     result = store_machine(new_store)("runTest").run()
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hicache_storage.backends.file import FileOptions, FileStore, pool
+from hicache_storage.backends import io_threads
+from hicache_storage.backends.file import FileOptions, FileStore
 from hicache_storage.errors import StoreUnavailable
 from hicache_storage.types import ObjectWrite, RangeRead, WriteResult
 
@@ -113,7 +114,7 @@ def test_a_batch_costs_one_hop_per_thread_and_not_per_object(
             hops.append(arguments)
             return super().submit(*arguments)  # type: ignore[arg-type, return-value]
 
-    monkeypatch.setattr(pool, "ThreadPoolExecutor", CountingExecutor)
+    monkeypatch.setattr(io_threads, "ThreadPoolExecutor", CountingExecutor)
     store = open_store(io_threads=4)
     keys = [f"k{i}" for i in range(100)]
 
@@ -128,7 +129,7 @@ def test_a_batch_costs_one_hop_per_thread_and_not_per_object(
 def test_a_single_transfer_stays_on_the_callers_thread(
     open_store: Callable[..., FileStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(io_threads, "ThreadPoolExecutor", None)
     store = open_store(io_threads=4)
 
     assert store.write("key", [b"x"]) is WriteResult.STORED

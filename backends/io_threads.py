@@ -1,4 +1,4 @@
-"""The store's own I/O threads. One hop into the pool serves a whole group of requests."""
+"""A store's own I/O threads. One hop into the pool serves a whole group of requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class IOThreads:
     The pool is made when it is first needed, and again in a process that was forked.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str) -> None:
         self.count = count
+        self._name = name
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def run(self, work: Callable[[T], None], tasks: Sequence[T]) -> None:
@@ -42,7 +43,20 @@ class IOThreads:
             finally:
                 pending.clear()
 
-        helpers = self._start(drain, min(self.count, len(tasks)) - 1)
+        self.share(drain, len(tasks))
+
+    def share(self, drain: Callable[[], None], tasks: int) -> None:
+        """*drain* has returned on every thread that began it, the caller's among them.
+
+        It takes its tasks from a queue that the threads share and returns when that is empty.
+
+        Args:
+            tasks: how many there are; no more threads than that are asked for.
+
+        Raises:
+            BaseException: what *drain* raised on one of the threads.
+        """
+        helpers = self._start(drain, min(self.count, tasks) - 1)
         try:
             drain()
         finally:
@@ -71,5 +85,5 @@ class IOThreads:
     def _executor(self) -> ThreadPoolExecutor:
         pool, pid = self._pool, os.getpid()
         if pool is None or pool[0] != pid:
-            pool = self._pool = (pid, ThreadPoolExecutor(self.count, thread_name_prefix="hicache-file"))
+            pool = self._pool = (pid, ThreadPoolExecutor(self.count, thread_name_prefix=f"hicache-{self._name}"))
         return pool[1]
