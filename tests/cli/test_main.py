@@ -256,8 +256,16 @@ def test_logs_go_to_stderr_and_data_to_stdout(deployment: Deployment) -> None:
 def test_ctrl_c_is_status_130_without_a_traceback(deployment: Deployment) -> None:
     config = json.dumps({"path": str(deployment.root)})
     flags = ["--store", "tests.cli.stores:WaitingStore", "--hicache-storage-backend-extra-config", config]
+    # A shell's background jobs ignore Ctrl-C and pass that on; the command must start as from a terminal.
+    heeding = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     process = subprocess.Popen(
-        [HICACHE, "ls", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", heeding, HICACHE, "ls", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     with process:
         try:
