@@ -73,6 +73,7 @@ class Capabilities:
             store answers range reads correctly but fetches whole objects.
         listing: `ObjectStore.list_keys` works; where False it raises `Unsupported`.
         durable: objects survive closing and reopening the store.
+        shared: other processes that open the same store see the same objects.
         ttl: objects may vanish by age without anybody deleting them.
         keeps_deadline: every operation ends within a deadline of the store's own, or an outer one
             (`hicache_storage.deadline`), whatever the other side does.
@@ -84,6 +85,7 @@ class Capabilities:
     ranges: bool = True
     listing: bool = True
     durable: bool = True
+    shared: bool = True
     ttl: bool = False
     keeps_deadline: bool = False
     memory_registration: bool = False

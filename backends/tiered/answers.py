@@ -42,13 +42,15 @@ def combined(tiers: Sequence[Capabilities], *, written_to_all: bool) -> Capabili
     """Return what the stores can do as one: a limit is that of the store with the widest one.
 
     Args:
-        written_to_all: every write goes to every store, so that one durable store is enough.
+        written_to_all: every write goes to every store, so that one durable or shared store is enough.
     """
     durable = [tier.durable for tier in tiers]
+    shared = [tier.shared for tier in tiers]
     return Capabilities(
         ranges=all(tier.ranges for tier in tiers),
         listing=all(tier.listing for tier in tiers),
         durable=any(durable) if written_to_all else all(durable),
+        shared=any(shared) if written_to_all else all(shared),
         ttl=any(tier.ttl for tier in tiers),
         keeps_deadline=all(tier.keeps_deadline for tier in tiers),
         memory_registration=any(tier.memory_registration for tier in tiers),

@@ -38,7 +38,7 @@ class MemoryStore(ObjectStore):
 
     name = "memory"
     options_type = MemoryOptions
-    capabilities = Capabilities(durable=False)
+    capabilities = Capabilities(durable=False, shared=False)
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
         self._capacity_nbytes = (options or MemoryOptions()).capacity_nbytes

@@ -15,7 +15,8 @@ from types import FrameType
 from hicache_storage.cli import exit_codes
 from hicache_storage.cli.demo import steps, table
 from hicache_storage.cli.demo.job import CacheSpec, StoreSpec
-from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.demo.servers import provided_store
+from hicache_storage.cli.options import add_json_argument, add_store_arguments
 from hicache_storage.cli.output import say
 from hicache_storage.engine_integration.reference_engine.model_config import ModelConfig, read_model_config
 from hicache_storage.engine_integration.reference_engine.model_folder import ModelSource, default_cache, find_model
@@ -101,14 +102,14 @@ def _add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; MISSING if a page was not there or a text differs."""
     _check_modules()
-    with _terminate_like_interrupt():
-        return _run(args, _clock())
+    tell = _clock()
+    with _terminate_like_interrupt(), provided_store(args, tell) as resolved:
+        return _run(args, resolved, tell)
 
 
-def _run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
+def _run(args: argparse.Namespace, resolved: ResolvedStore, tell: Callable[[str], None]) -> int:
     from hicache_storage.cli.demo import prompt  # noqa: PLC0415 - needs what _check_modules asks for; --help does not
 
-    resolved = store_target(args)
     writer, readers = Topology.parse(args.writer), [Topology.parse(name) for name in args.readers.split(",")]
     source = _model(args, tell)
     config = read_model_config(source.folder)

@@ -117,7 +117,7 @@ def provide(scene: Scene, resolved: ResolvedStore, *, cold: bool) -> Stored:
     """
     keys = scene.object_keys
     with resolved.open() as store:
-        if not store.capabilities.durable:
+        if not store.capabilities.shared:
             raise ConfigError(f"the demo's processes cannot share a {resolved.backend} store: it ends with its process")
         if cold:
             scene.say(f"store: deleted {_successes(store.delete_many(keys))} objects of this prompt")
