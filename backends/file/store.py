@@ -76,7 +76,7 @@ class FileStore(ObjectStore):
         self._objects = self._folder.objects
         self._fsync = options.fsync
         self._direct_flag = os.O_DIRECT if options.direct else 0
-        self._flags_to_read = os.O_RDONLY | os.O_CLOEXEC | self._direct_flag
+        self._flags_to_read = _OPEN_TO_LOOK | self._direct_flag
         self._threads = IOThreads(options.io_threads, BACKEND)
         self._suspects: set[str] = set()
         self._closed = False

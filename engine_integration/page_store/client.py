@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from typing import TypeVar
 
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.page_store.batches import LazySequence
@@ -30,6 +31,8 @@ from hicache_storage.layout import (
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import Counters, RareWarnings
 from hicache_storage.types import ALREADY_THERE, HIT, STORED, ObjectWrite, Outcome, Status, failed
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +78,6 @@ class PageStore:
         self._writes: list[ChunkWrite] | None = None if read_only else plan_writes(layout)
         self._warnings = RareWarnings(_log)
         self._admitted = False
-        self._described = False
 
     @property
     def objects_per_page(self) -> int:
@@ -178,7 +180,7 @@ class PageStore:
         for start in range(0, len(mine), _BATCH_OBJECTS):
             deleted += sum(map(bool, self._store.delete_many(mine[start : start + _BATCH_OBJECTS])))
         self._store.delete(self._descriptor.key)
-        self._described = False
+        self._admitted = False
         return deleted
 
     # -- batches ---------------------------------------------------------------------------
@@ -247,37 +249,61 @@ class PageStore:
     def _refusal(self) -> StoreError | None:
         """Return why this deployment must not use the namespace, None if it may.
 
-        Asked once; while the store cannot answer, nothing is refused and nothing is discarded.
+        Asked until a description was found that matches. While there is none, or the store cannot answer,
+        nothing is refused and nothing is discarded.
         """
         if self._admitted:
             return None
         try:
-            found = read_descriptor(self._store, self._digest)
+            found = self._guarded("open", lambda: read_descriptor(self._store, self._digest))
         except LayoutError as error:
             self._warnings.warn("descriptor", "namespace.unreadable digest=%s reason=%s", self._digest, error)
-            found = None
+            return None
         except StoreError as error:
             self._count_failure(telemetry.LOOKUP_FAILED, failed(error))
             return None
-        conflict = self._descriptor.conflict(found) if found is not None else None
+        if found is None:
+            return None
+        conflict = self._descriptor.conflict(found)
         if conflict is None:
             self._admitted = True
-            self._described = found is not None
             return None
         self.counters.add(telemetry.NAMESPACE_CONFLICTS)
         self._warnings.warn("conflict", "namespace.conflict %s", conflict)
         return Unsupported(conflict, backend=self._store.name, op="open", key=self._descriptor.key)
 
     def _describe(self) -> StoreError | None:
-        """Leave the namespace's description in the store, before its first page."""
-        if not self._described:
-            try:
-                self._store.write(self._descriptor.key, [self._descriptor.encode()])
-            except StoreError as error:
-                self._count_failure(telemetry.WRITE_FAILED, failed(error))
-                return error
-            self._described = True
-        return None
+        """Leave the namespace's description in the store before its first page; refuse if another's is there."""
+        if self._admitted:
+            return None
+        try:
+            self._guarded("write", self._leave_description)
+        except StoreError as error:
+            self._count_failure(telemetry.WRITE_FAILED, failed(error))
+            return error
+        return self._refusal()
+
+    def _leave_description(self) -> None:
+        try:
+            if read_descriptor(self._store, self._digest) is not None:
+                return
+        except LayoutError:
+            self._store.quarantine(self._descriptor.key)
+        self._store.write(self._descriptor.key, [self._descriptor.encode()])
+
+    def _guarded(self, op: str, call: Callable[[], T]) -> T:
+        """Return what *call* does; a fault that no backend may have becomes a `StoreError`, `LayoutError` passes."""
+        try:
+            return call()
+        except (StoreError, LayoutError):
+            raise
+        except Exception as error:
+            raise self._unforeseen(op, error) from error
+
+    def _unforeseen(self, op: str, error: Exception) -> StoreError:
+        cause = type(error).__name__
+        self._warnings.warn(f"{op}.{cause}", "store.unforeseen backend=%s op=%s", self._store.name, op, exc_info=True)
+        return StoreError(f"{cause}: {error}", backend=self._store.name, op=op)
 
     # -- bookkeeping -----------------------------------------------------------------------
 
@@ -291,7 +317,8 @@ class PageStore:
         if not self._admitted:
             return
         try:
-            self.counters.add(telemetry.OBJECTS_QUARANTINED, int(self._store.quarantine(key)))
+            taken = self._guarded("quarantine", lambda: self._store.quarantine(key))
+            self.counters.add(telemetry.OBJECTS_QUARANTINED, int(taken))
         except StoreError as error:
             self._count_failure(telemetry.WRITE_FAILED, failed(error))
 
