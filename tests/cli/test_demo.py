@@ -63,7 +63,7 @@ def damage(store: Path, page_hash_start: str, *, flip_at: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory) -> Path:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose 2 KV heads are replicated over 4 TP ranks, with a tokenizer of 200 words."""
     folder = tmp_path_factory.mktemp("tiny")
     write_random_model(folder, RandomShape(num_kv_heads=2, vocab_size=len(WORDS)), seed=5)
@@ -81,7 +81,7 @@ def write_prompt(path: Path, document: int, question: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def real_store(tmp_path_factory) -> Path:
+def real_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("real") / "kv"
 
 
@@ -92,7 +92,7 @@ def first_run(real_store: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_the_default_model_is_converted_whole():
+def test_the_default_model_is_converted_whole() -> None:
     """The first test of the file: the runs behind it find the conversion done, as a user's second run does."""
     source = find_model(None, default_cache())
 
@@ -103,7 +103,7 @@ def test_the_default_model_is_converted_whole():
 
 
 @pytest.mark.slow
-def test_the_default_demo_restores_every_page_and_the_text_is_the_same(first_run: Run):
+def test_the_default_demo_restores_every_page_and_the_text_is_the_same(first_run: Run) -> None:
     assert first_run.status == 0, first_run.stderr
     readers = first_run.document["readers"]
     assert [(one["writer"], one["reader"]) for one in readers] == [("tp3pp2", "tp1pp1"), ("tp3pp2", "tp1pp3")]
@@ -118,7 +118,7 @@ def test_the_default_demo_restores_every_page_and_the_text_is_the_same(first_run
 
 
 @pytest.mark.slow
-def test_each_reader_counts_the_objects_it_reads_parts_of(first_run: Run):
+def test_each_reader_counts_the_objects_it_reads_parts_of(first_run: Run) -> None:
     """Chunks are 15 layers x 1 head: TP1/PP1 reads 6 a page; the middle one of 3 stages reads both layer ranges."""
     document = first_run.document
 
@@ -127,12 +127,12 @@ def test_each_reader_counts_the_objects_it_reads_parts_of(first_run: Run):
 
 
 @pytest.mark.slow
-def test_the_model_answers_from_the_document(first_run: Run):
+def test_the_model_answers_from_the_document(first_run: Run) -> None:
     assert "power supplies" in first_run.document["text"]
 
 
 @pytest.mark.slow
-def test_a_first_run_says_that_it_filled_the_store(first_run: Run):
+def test_a_first_run_says_that_it_filled_the_store(first_run: Run) -> None:
     document = first_run.document
 
     assert document["warm_store"] is False
@@ -142,7 +142,7 @@ def test_a_first_run_says_that_it_filled_the_store(first_run: Run):
 
 
 @pytest.mark.slow
-def test_a_second_run_finds_the_store_warm_and_survives_a_damaged_object(first_run: Run, real_store: Path):
+def test_a_second_run_finds_the_store_warm_and_survives_a_damaged_object(first_run: Run, real_store: Path) -> None:
     key = next(path.name for path in real_store.rglob("*_L0-15_H0*") if path.is_file())
     victim = re.search(r"[0-9a-f]{64}", key)
     assert victim is not None
@@ -160,7 +160,7 @@ def test_a_second_run_finds_the_store_warm_and_survives_a_damaged_object(first_r
     assert second.status == 4
 
 
-def test_the_table_names_what_was_read_and_where_the_store_is(tiny_model: Path, tmp_path: Path):
+def test_the_table_names_what_was_read_and_where_the_store_is(tiny_model: Path, tmp_path: Path) -> None:
     prompt = write_prompt(tmp_path / "prompt.txt", 45, 3)
     store = tmp_path / "kv"
 
@@ -178,7 +178,7 @@ def test_the_table_names_what_was_read_and_where_the_store_is(tiny_model: Path, 
 
 
 @pytest.fixture(scope="module")
-def full_pages(tiny_model: Path, tmp_path_factory) -> list[object]:
+def full_pages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     """Arguments for a prompt of 3 full pages and nothing behind them."""
     folder = tmp_path_factory.mktemp("full")
     prompt = folder / "prompt.txt"
@@ -187,7 +187,7 @@ def full_pages(tiny_model: Path, tmp_path_factory) -> list[object]:
             "--readers", "tp1pp1", "--max-new-tokens", 4, "--json"]  # fmt: skip
 
 
-def test_a_prompt_of_nothing_but_full_pages_leaves_a_page_to_compute(full_pages: list[object]):
+def test_a_prompt_of_nothing_but_full_pages_leaves_a_page_to_compute(full_pages: list[object]) -> None:
     run = demo(*full_pages)
 
     assert run.status == 0, run.stderr
@@ -195,7 +195,7 @@ def test_a_prompt_of_nothing_but_full_pages_leaves_a_page_to_compute(full_pages:
     assert run.document["pages"] == run.document["readers"][0]["pages_hit"] == 2
 
 
-def test_cold_starts_without_what_the_store_held_of_this_prompt(full_pages: list[object]):
+def test_cold_starts_without_what_the_store_held_of_this_prompt(full_pages: list[object]) -> None:
     run = demo(*full_pages, "--cold")
 
     assert run.document["warm_store"] is False
@@ -214,7 +214,7 @@ def test_cold_starts_without_what_the_store_held_of_this_prompt(full_pages: list
         (["--model", "/nonexistent/model"], "does not exist"),
     ],
 )
-def test_what_cannot_work_is_refused_with_both_numbers(tiny_model: Path, tmp_path: Path, flags: list[str], reason: str):
+def test_what_cannot_work_is_refused_with_both_numbers(tiny_model: Path, tmp_path: Path, flags: list[str], reason: str) -> None:
     prompt = write_prompt(tmp_path / "prompt.txt", 45, 3)
 
     run = demo("--model", tiny_model, "--prompt-file", prompt, "--store", (tmp_path / "kv").as_uri(), "--writer",

@@ -64,24 +64,24 @@ def run(*launches: Launch, timeout_s: float = DEADLINE_S) -> list[ReadResult]:
     return run_children(launches, ReadResult, step="read", timeout_s=timeout_s, on_progress=lambda _: None)
 
 
-def test_a_failing_rank_ends_the_step_with_its_own_error(job: ReadJob, tmp_path: Path):
+def test_a_failing_rank_ends_the_step_with_its_own_error(job: ReadJob, tmp_path: Path) -> None:
     broken = msgspec.structs.replace(job, pp_rank=1, folder=str(tmp_path / "missing"))
 
     with pytest.raises(ConfigError, match=r"stage 1: .*missing"):
         run(of_reader(job, "stage 0"), of_reader(broken, "stage 1"))
 
 
-def test_a_rank_that_dies_without_a_word_ends_the_step(job: ReadJob):
+def test_a_rank_that_dies_without_a_word_ends_the_step(job: ReadJob) -> None:
     with pytest.raises(RankFailure, match=r"stage 1: ended with status 1: .*no_such_module"):
         run(of_reader(job, "stage 0"), Launch("hicache_storage.no_such_module", job, "stage 1"))
 
 
-def test_a_rank_that_never_answers_ends_the_step(job: ReadJob):
+def test_a_rank_that_never_answers_ends_the_step(job: ReadJob) -> None:
     with pytest.raises(RankFailure, match="stage 0: no answer within 1 s"):
         run(of_reader(job, "stage 0"), timeout_s=1.0)
 
 
-def test_a_rank_does_not_outlive_its_parent(job: ReadJob):
+def test_a_rank_does_not_outlive_its_parent(job: ReadJob) -> None:
     command = [sys.executable, "-m", READER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, pass_fds=[job.rendezvous], **pipes) as process:

@@ -203,16 +203,19 @@ def _clock() -> Callable[[str], None]:
 
 @contextmanager
 def _terminate_like_interrupt() -> Iterator[None]:
-    """Let a termination unwind like Ctrl-C, so that processes end and temporary files go."""
+    """Let a termination and a closed terminal unwind like Ctrl-C, so that processes end and temporary files go."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # One that is ignored, as nohup ignores a closed terminal, stays ignored.
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _positive(text: str) -> int:

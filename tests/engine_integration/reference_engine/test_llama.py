@@ -78,7 +78,7 @@ def run_tensor_parallel(folder: Path, tp: int) -> list[Tensor]:
     return results
 
 
-def test_logits_equal_those_of_transformers_on_the_real_model(real_model: Path):
+def test_logits_equal_those_of_transformers_on_the_real_model(real_model: Path) -> None:
     tokens = [1, 4093, 198, *range(1000, 1040)]
 
     ours = run_chunks([stage_of(real_model)], [tokens])
@@ -90,7 +90,7 @@ def test_logits_equal_those_of_transformers_on_the_real_model(real_model: Path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_equal_those_of_transformers_on_a_random_model(tmp_path: Path, tied: bool):
+def test_logits_equal_those_of_transformers_on_a_random_model(tmp_path: Path, tied: bool) -> None:
     write_random_model(tmp_path, RandomShape(tied_embeddings=tied, num_kv_heads=2), seed=11)
 
     ours = run_chunks([stage_of(tmp_path)], [TOKENS])
@@ -100,7 +100,7 @@ def test_logits_equal_those_of_transformers_on_a_random_model(tmp_path: Path, ti
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path):
+def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -119,7 +119,7 @@ def test_llama3_frequencies_equal_those_of_transformers(tmp_path: Path):
     torch.testing.assert_close(ours, model.model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
 
 
-def test_the_same_call_twice_gives_the_same_bits(tiny_model: Path):
+def test_the_same_call_twice_gives_the_same_bits(tiny_model: Path) -> None:
     stage = stage_of(tiny_model)
 
     first, second = run_chunks([stage], [TOKENS]), run_chunks([stage], [TOKENS])
@@ -128,7 +128,7 @@ def test_the_same_call_twice_gives_the_same_bits(tiny_model: Path):
 
 
 @pytest.mark.parametrize("name", ["pp2", "pp3", "pp4", "pp2:1+3"])
-def test_pipeline_stages_compute_the_same_bits_as_the_whole(tiny_model: Path, name: str):
+def test_pipeline_stages_compute_the_same_bits_as_the_whole(tiny_model: Path, name: str) -> None:
     topology = Topology.parse(name)
     whole = run_chunks([stage_of(tiny_model)], [TOKENS[:20], TOKENS[20:]])
 
@@ -139,7 +139,7 @@ def test_pipeline_stages_compute_the_same_bits_as_the_whole(tiny_model: Path, na
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_tensor_parallel_shares_agree_with_the_whole(tiny_model: Path, tp: int):
+def test_tensor_parallel_shares_agree_with_the_whole(tiny_model: Path, tp: int) -> None:
     whole = run_chunks([stage_of(tiny_model)], [TOKENS])
 
     ranks = run_tensor_parallel(tiny_model, tp)
@@ -150,7 +150,7 @@ def test_tensor_parallel_shares_agree_with_the_whole(tiny_model: Path, tp: int):
 
 
 @pytest.mark.parametrize("cut", [1, 16, 36])
-def test_a_prompt_in_two_chunks_agrees_with_one(tiny_model: Path, cut: int):
+def test_a_prompt_in_two_chunks_agrees_with_one(tiny_model: Path, cut: int) -> None:
     stage = stage_of(tiny_model)
 
     one, two = run_chunks([stage], [TOKENS]), run_chunks([stage], [TOKENS[:cut], TOKENS[cut:]])
@@ -158,7 +158,7 @@ def test_a_prompt_in_two_chunks_agrees_with_one(tiny_model: Path, cut: int):
     torch.testing.assert_close(two, one, rtol=0, atol=1e-4)
 
 
-def test_the_place_of_pages_in_the_pool_changes_no_bit(tiny_model: Path):
+def test_the_place_of_pages_in_the_pool_changes_no_bit(tiny_model: Path) -> None:
     stage = stage_of(tiny_model)
     scattered = torch.tensor([11, 3, 0, 7, 14, 2, 9, 1, 8, 5])
 
@@ -167,7 +167,7 @@ def test_the_place_of_pages_in_the_pool_changes_no_bit(tiny_model: Path):
     assert torch.equal(in_order, elsewhere)
 
 
-def test_only_the_ends_of_the_pipeline_embed_and_have_logits(tiny_model: Path):
+def test_only_the_ends_of_the_pipeline_embed_and_have_logits(tiny_model: Path) -> None:
     topology = Topology(pp=2)
 
     with pytest.raises(InvariantError, match="first pipeline stage"):

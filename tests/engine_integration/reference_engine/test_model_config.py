@@ -24,18 +24,18 @@ def change(tiny_model: Path):
     return apply
 
 
-def test_missing_settings_have_the_defaults_of_the_family(change):
+def test_missing_settings_have_the_defaults_of_the_family(change) -> None:
     config = read_model_config(change(num_key_value_heads=None, head_dim=None, rope_theta=None))
 
     assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (8, 16, 10000.0)
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(2, (2,)), ([2, 7], (2, 7)), (None, ())])
-def test_eos_is_a_number_a_list_or_nothing(change, eos, ids):
+def test_eos_is_a_number_a_list_or_nothing(change, eos, ids) -> None:
     assert read_model_config(change(eos_token_id=eos)).eos_token_ids == ids
 
 
-def test_rope_settings_are_read_from_the_old_and_the_new_place(change):
+def test_rope_settings_are_read_from_the_old_and_the_new_place(change) -> None:
     old = read_model_config(change(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}))
     new = read_model_config(
         change(rope_theta=None, rope_scaling=None, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
@@ -60,11 +60,11 @@ def test_rope_settings_are_read_from_the_old_and_the_new_place(change):
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
 )
-def test_what_this_engine_does_not_compute_is_refused_by_name(change, settings, reason):
+def test_what_this_engine_does_not_compute_is_refused_by_name(change, settings, reason) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_model_config(change(**settings))
 
 
-def test_a_folder_without_config_is_no_model(tmp_path: Path):
+def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         read_model_config(tmp_path)

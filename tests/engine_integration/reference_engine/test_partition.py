@@ -18,7 +18,7 @@ def config(tiny_model: Path) -> ModelConfig:
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
-def test_every_query_head_and_column_of_every_layer_has_one_owner(config: ModelConfig, tp: int, pp: int):
+def test_every_query_head_and_column_of_every_layer_has_one_owner(config: ModelConfig, tp: int, pp: int) -> None:
     topology = Topology(tp=tp, pp=pp)
     parts = [part_of(config, topology, tp_rank=tp_rank, pp_rank=pp_rank) for tp_rank, pp_rank in topology.ranks()]
 
@@ -30,20 +30,20 @@ def test_every_query_head_and_column_of_every_layer_has_one_owner(config: ModelC
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_a_rank_holds_exactly_the_kv_heads_its_query_heads_need(config: ModelConfig, tp: int):
+def test_a_rank_holds_exactly_the_kv_heads_its_query_heads_need(config: ModelConfig, tp: int) -> None:
     for tp_rank in range(tp):
         part = part_of(config, Topology(tp=tp), tp_rank=tp_rank)
 
         assert {head // 2 for head in part.heads} == set(part.kv_heads)
 
 
-def test_only_the_ends_of_the_pipeline_are_first_and_last(config: ModelConfig):
+def test_only_the_ends_of_the_pipeline_are_first_and_last(config: ModelConfig) -> None:
     parts = [part_of(config, Topology(pp=3), pp_rank=rank) for rank in range(3)]
 
     assert [(part.first, part.last) for part in parts] == [(True, False), (False, False), (False, True)]
 
 
-def test_what_cannot_be_divided_is_named_with_both_numbers(config: ModelConfig):
+def test_what_cannot_be_divided_is_named_with_both_numbers(config: ModelConfig) -> None:
     with pytest.raises(ConfigError, match="8 query heads over 16 TP ranks"):
         part_of(config, Topology(tp=16))
     with pytest.raises(LayoutError, match="4 KV heads over 3 TP ranks"):

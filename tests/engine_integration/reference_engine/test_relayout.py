@@ -60,7 +60,7 @@ def layout(request) -> ShardLayout:
     return ShardLayout(shape_of(dtype, page_tokens), grid, shard)
 
 
-def test_gathered_pages_are_the_bytes_of_the_specification(layout: ShardLayout):
+def test_gathered_pages_are_the_bytes_of_the_specification(layout: ShardLayout) -> None:
     pool = random_pool(layout, seed=1)
     host = torch.full((len(PAGE_IDS), layout.page_nbytes), 0xA5, dtype=torch.uint8)
 
@@ -70,7 +70,7 @@ def test_gathered_pages_are_the_bytes_of_the_specification(layout: ShardLayout):
         assert bytes(page.tolist()) == naive_page(pool, page_id, layout)
 
 
-def test_scattered_pages_are_gathered_again_to_the_byte(layout: ShardLayout):
+def test_scattered_pages_are_gathered_again_to_the_byte(layout: ShardLayout) -> None:
     pool, other = random_pool(layout, seed=1), random_pool(layout, seed=2)
     host, again = (torch.zeros(len(PAGE_IDS), layout.page_nbytes, dtype=torch.uint8) for _ in range(2))
     gather_pages(pool, PAGE_IDS, layout, host)
@@ -81,7 +81,7 @@ def test_scattered_pages_are_gathered_again_to_the_byte(layout: ShardLayout):
     assert torch.equal(again, host)
 
 
-def test_scatter_touches_no_other_page(layout: ShardLayout):
+def test_scatter_touches_no_other_page(layout: ShardLayout) -> None:
     pool, before = random_pool(layout, seed=1), random_pool(layout, seed=1)
     host = torch.zeros(len(PAGE_IDS), layout.page_nbytes, dtype=torch.uint8)
 
@@ -92,7 +92,7 @@ def test_scatter_touches_no_other_page(layout: ShardLayout):
         assert torch.equal(bits(now[others]), bits(then[others]))
 
 
-def test_a_view_of_some_heads_gathers_like_a_pool_of_its_own():
+def test_a_view_of_some_heads_gathers_like_a_pool_of_its_own() -> None:
     whole = ShardLayout(shape_of("float32", 4), Grid(3, 1), Shard(range(6), range(4)))
     part = ShardLayout(shape_of("float32", 4), Grid(3, 1), Shard(range(3, 6), range(1, 3)))
     pool = random_pool(whole, seed=3)
@@ -105,7 +105,7 @@ def test_a_view_of_some_heads_gathers_like_a_pool_of_its_own():
     assert bytes(host[0].tolist()) == naive_page(view, int(PAGE_IDS[0]), part)
 
 
-def test_nothing_moves_where_shapes_do_not_fit():
+def test_nothing_moves_where_shapes_do_not_fit() -> None:
     layout = ShardLayout(shape_of("float32", 4), Grid(3, 1), Shard(range(3), range(4)))
     other = ShardLayout(shape_of("float32", 4), Grid(3, 1), Shard(range(3), range(2)))
     halves = ShardLayout(shape_of("bfloat16", 4), Grid(3, 1), Shard(range(3), range(4)))
@@ -125,7 +125,7 @@ def test_nothing_moves_where_shapes_do_not_fit():
         scatter_pages(host(layout, pages=2), layout, pool, PAGE_IDS)
 
 
-def test_latent_pages_are_refused():
+def test_latent_pages_are_refused() -> None:
     shape = KVShape.mla(num_layers=2, latent_dim=8, dtype="float32", page_tokens=4)
     layout = ShardLayout(shape, Grid(2, 0), Shard(range(2), range(0)))
     pool = KVPool.empty(num_layers=2, num_pages=1, page_tokens=4, heads=1, head_dim=8, dtype=torch.float32)

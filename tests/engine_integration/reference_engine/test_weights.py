@@ -14,7 +14,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.layout import Topology
 
 
-def test_the_shares_of_all_ranks_put_together_are_the_matrix(tiny_model: Path):
+def test_the_shares_of_all_ranks_put_together_are_the_matrix(tiny_model: Path) -> None:
     config, source, topology = read_model_config(tiny_model), SafetensorsFolder(tiny_model), Topology(tp=4)
     whole = load_file(tiny_model / "model.safetensors")
 
@@ -31,7 +31,7 @@ def test_the_shares_of_all_ranks_put_together_are_the_matrix(tiny_model: Path):
     assert torch.equal(torch.cat([share.down for share in shares], dim=1), whole["model.layers.2.mlp.down_proj.weight"])
 
 
-def test_inner_stages_hold_no_tables(tiny_model: Path):
+def test_inner_stages_hold_no_tables(tiny_model: Path) -> None:
     config, source, topology = read_model_config(tiny_model), SafetensorsFolder(tiny_model), Topology(pp=3)
 
     first, inner, last = (
@@ -43,7 +43,7 @@ def test_inner_stages_hold_no_tables(tiny_model: Path):
     assert (last.embedding is None, last.final_norm is None, last.head is None) == (True, False, False)
 
 
-def test_weights_come_in_the_dtype_that_was_asked_for(tiny_model: Path):
+def test_weights_come_in_the_dtype_that_was_asked_for(tiny_model: Path) -> None:
     config = read_model_config(tiny_model)
 
     weights = load_weights(SafetensorsFolder(tiny_model), config, part_of(config, Topology()), torch.bfloat16)
@@ -51,7 +51,7 @@ def test_weights_come_in_the_dtype_that_was_asked_for(tiny_model: Path):
     assert weights.layers[0].query.dtype == weights.layers[3].down.dtype == torch.bfloat16
 
 
-def test_a_model_in_several_files_is_read_through_its_index(tiny_model: Path, tmp_path: Path):
+def test_a_model_in_several_files_is_read_through_its_index(tiny_model: Path, tmp_path: Path) -> None:
     tensors = load_file(tiny_model / "model.safetensors")
     names = sorted(tensors)
     parts = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
@@ -65,7 +65,7 @@ def test_a_model_in_several_files_is_read_through_its_index(tiny_model: Path, tm
     assert all(torch.equal(source.get(name), tensors[name]) for name in names)
 
 
-def test_a_missing_tensor_is_named(tiny_model: Path, tmp_path: Path):
+def test_a_missing_tensor_is_named(tiny_model: Path, tmp_path: Path) -> None:
     tensors = load_file(tiny_model / "model.safetensors")
     del tensors["model.layers.3.mlp.up_proj.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
@@ -76,7 +76,7 @@ def test_a_missing_tensor_is_named(tiny_model: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("body", [b"", b"no tensors here, only words"])
-def test_a_damaged_file_is_refused(tmp_path: Path, body: bytes):
+def test_a_damaged_file_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(body)
 
     with pytest.raises(ConfigError, match="cannot be read"):
