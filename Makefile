@@ -38,7 +38,7 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tests/tools/link_tree.py
 	@$(BIN)/mypy .link_tree/hicache_storage
-	@$(BIN)/mypy benchmarks examples
+	@$(BIN)/mypy benchmarks tests examples
 	@$(BIN)/python -m pytest --quiet tests/architecture
 
 format: $(STAMP)

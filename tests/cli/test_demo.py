@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NotRequired, TypedDict, cast
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -30,6 +31,33 @@ WORDS = [f"w{index}" for index in range(200)]
 DEADLINE_S = 300
 
 
+class Reader(TypedDict):
+    """One reader in the document, as far as these tests look at it."""
+
+    writer: str
+    reader: str
+    pages_hit: int
+    objects: int
+    nbytes: int
+    restore_gb_s: float
+    ttft_cold_s: float
+    ttft_warm_s: float
+    same_text: bool
+    failure: NotRequired[str]
+
+
+class Document(TypedDict):
+    """What ``--json`` writes, as far as these tests look at it."""
+
+    readers: list[Reader]
+    warm_store: bool
+    objects_total: int
+    objects_stored: int
+    pages: int
+    prompt_tokens: int
+    text: str
+
+
 @dataclass(frozen=True)
 class Run:
     status: int
@@ -37,8 +65,8 @@ class Run:
     stderr: str
 
     @property
-    def document(self) -> dict:
-        return json.loads(self.stdout)
+    def document(self) -> Document:
+        return cast("Document", json.loads(self.stdout))
 
 
 def demo(*arguments: object) -> Run:
@@ -214,7 +242,9 @@ def test_cold_starts_without_what_the_store_held_of_this_prompt(full_pages: list
         (["--model", "/nonexistent/model"], "does not exist"),
     ],
 )
-def test_what_cannot_work_is_refused_with_both_numbers(tiny_model: Path, tmp_path: Path, flags: list[str], reason: str) -> None:
+def test_what_cannot_work_is_refused_with_both_numbers(
+    tiny_model: Path, tmp_path: Path, flags: list[str], reason: str
+) -> None:
     prompt = write_prompt(tmp_path / "prompt.txt", 45, 3)
 
     run = demo("--model", tiny_model, "--prompt-file", prompt, "--store", (tmp_path / "kv").as_uri(), "--writer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ CACHE = CacheSpec(
 
 
 @pytest.fixture
-def rendezvous():
+def rendezvous() -> Iterator[int]:
     with tempfile.TemporaryFile() as file:
         yield file.fileno()
 
@@ -83,8 +84,7 @@ def test_a_rank_that_never_answers_ends_the_step(job: ReadJob) -> None:
 
 def test_a_rank_does_not_outlive_its_parent(job: ReadJob) -> None:
     command = [sys.executable, "-m", READER]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, pass_fds=[job.rendezvous], **pipes) as process:
+    with subprocess.Popen(command, pass_fds=[job.rendezvous], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(job) + b"\n")
         process.stdin.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from inspect import getattr_static
 
 import pytest
@@ -11,7 +12,7 @@ from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import StoreContract, StoreHooks
 
 
-def planted_classes(hooks: type[StoreHooks], planted: list[tuple[type[ObjectStore], str]]) -> dict[str, type]:
+def planted_classes(hooks: type[StoreHooks], planted: Sequence[tuple[type[ObjectStore], str]]) -> dict[str, type]:
     """Return a test class for every faulty store, with its laws only: collecting all of them takes long."""
     classes: dict[str, type] = {}
     for store_type, law in planted:

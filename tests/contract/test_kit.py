@@ -58,9 +58,11 @@ class TestAStoreThatSaysWhatItCannotDoObeysTheLaws(KeyLaws, WriteLaws):
         return LimitedStore()
 
     def plant(self, store: ObjectStore, key: str, body: bytes) -> None:
+        assert isinstance(store, MemoryStore)
         store._objects[key] = body
 
     def observe(self, store: ObjectStore, key: str) -> bytes | None:
+        assert isinstance(store, MemoryStore)
         return store._objects.get(key)
 
 
@@ -68,7 +70,7 @@ def test_a_law_cannot_be_replaced() -> None:
     with pytest.raises(TypeError, match="test_a_missing_object_is_an_answer"):
 
         class Silenced(StoreContract):
-            def test_a_missing_object_is_an_answer(self) -> None:
+            def test_a_missing_object_is_an_answer(self, store: ObjectStore, length: int) -> None:
                 assert True
 
 
@@ -76,12 +78,12 @@ def test_a_law_cannot_be_removed() -> None:
     with pytest.raises(TypeError, match="test_keys_never_collide"):
 
         class Silenced(StoreContract):
-            test_keys_never_collide = None
+            test_keys_never_collide = None  # type: ignore[assignment]  # this is how a law is switched off
 
 
 def test_a_law_cannot_be_replaced_by_a_mixin() -> None:
     class Mixin:
-        def test_keys_never_collide(self) -> None:
+        def test_keys_never_collide(self, store: ObjectStore) -> None:
             assert True
 
     with pytest.raises(TypeError, match="test_keys_never_collide"):
@@ -97,7 +99,7 @@ def test_a_law_cannot_be_replaced_in_a_grandchild() -> None:
     with pytest.raises(TypeError, match="test_keys_never_collide"):
 
         class Silenced(Child):
-            def test_keys_never_collide(self) -> None:
+            def test_keys_never_collide(self, store: ObjectStore) -> None:
                 assert True
 
 

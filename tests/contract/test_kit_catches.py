@@ -7,24 +7,38 @@ import itertools
 import posixpath
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, cast
+from unittest import TestCase
 
+import hypothesis
 import pytest
-from hypothesis import Phase, settings
-from planting import assert_all_caught, planted_classes
 
 from hicache_storage.errors import RangeError, StoreError, StoreFull
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import SMALL_STORE_NBYTES, StoreHooks
 from hicache_storage.testing.memory import MemoryOptions, MemoryStore
 from hicache_storage.testing.model import store_machine
-from hicache_storage.types import STORED, Outcome, WriteResult, failed, nbytes_of
+from hicache_storage.types import (
+    STORED,
+    ObjectInfo,
+    Outcome,
+    RangeRead,
+    ReadableBuffer,
+    WritableBuffer,
+    WriteResult,
+    failed,
+    nbytes_of,
+)
+from tests.contract.planting import assert_all_caught, planted_classes
 
 pytest_plugins = ["pytester"]
 
 
 class ServesShortReads(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         try:
             return super().read_into(key, offset, targets, object_nbytes=object_nbytes)
         except RangeError:
@@ -32,48 +46,64 @@ class ServesShortReads(MemoryStore):
 
 
 class CountsFromTheEnd(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         if offset < 0 and key in self._objects:
             offset += len(self._objects[key])
         return super().read_into(key, offset, targets, object_nbytes=object_nbytes)
 
 
 class FindsNothingInMissingObjects(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         found = super().read_into(key, offset, targets, object_nbytes=object_nbytes)
         return found or sum(map(nbytes_of, targets)) == 0
 
 
 class RaisesOnAMiss(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         if not super().read_into(key, offset, targets, object_nbytes=object_nbytes):
             raise StoreError("no such object")
         return True
 
 
 class IgnoresDeclaredSizes(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         return super().read_into(key, offset, targets)
 
 
 class LooksAtTheRangeFirst(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         found = super().read_into(key, offset, targets)
         return found and super().read_into(key, offset, targets, object_nbytes=object_nbytes)
 
 
 class FillsOnlyIovMaxTargets(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         return super().read_into(key, offset, targets[:1024], object_nbytes=object_nbytes)
 
 
 class FillsTargetsBackwards(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         return super().read_into(key, offset, targets[::-1], object_nbytes=object_nbytes)
 
 
 class WritesWholeBlocks(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         for target in targets:
             if isinstance(target, memoryview) and target.obj is not None:
                 arena = memoryview(target.obj)
@@ -82,14 +112,18 @@ class WritesWholeBlocks(MemoryStore):
 
 
 class KeepsTargets(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         self.kept = [memoryview(target) for target in targets]
         return super().read_into(key, offset, targets, object_nbytes=object_nbytes)
 
 
 class RemembersMisses(MemoryStore):
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
-        self.missed = getattr(self, "missed", set())
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
+        self.missed: set[str] = getattr(self, "missed", set())
         if key in self.missed or not super().read_into(key, offset, targets, object_nbytes=object_nbytes):
             self.missed.add(key)
             return False
@@ -97,37 +131,37 @@ class RemembersMisses(MemoryStore):
 
 
 class KeepsTheCallersBuffer(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         result = super().write(key, parts)
         if len(parts) == 1:
-            self._objects[key] = parts[0]
+            self._objects[key] = parts[0]  # type: ignore[assignment]  # a buffer that can change: the fault
         return result
 
 
 class KeepsSources(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         self.kept = [memoryview(part) for part in parts]
         return super().write(key, parts)
 
 
 class KeepsOnlyTheLastPart(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         return super().write(key, parts[-1:])
 
 
 class Overwrites(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         self._objects.pop(key, None)
         return super().write(key, parts)
 
 
 class NeverReplaces(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         return WriteResult.ALREADY_THERE if self._objects.get(key) is not None else super().write(key, parts)
 
 
 class PublishesBeforeItIsComplete(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         body = b"".join(parts)
         super().write(key, [body[: len(body) // 2]])
         time.sleep(0.001)
@@ -135,50 +169,50 @@ class PublishesBeforeItIsComplete(MemoryStore):
 
 
 class AlwaysDeletes(MemoryStore):
-    def delete(self, key):
+    def delete(self, key: str) -> bool:
         super().delete(key)
         return True
 
 
 class QuarantinesTheKey(MemoryStore):
-    def quarantine(self, key):
+    def quarantine(self, key: str) -> bool:
         self.bad = {*getattr(self, "bad", ()), key}
         return super().quarantine(key)
 
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         return WriteResult.ALREADY_THERE if key in getattr(self, "bad", ()) else super().write(key, parts)
 
 
 class StopsAtTheFirstFailure(MemoryStore):
-    def read_many(self, reads):
+    def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
         outcomes = super().read_many(reads)
         return outcomes[: 1 + next((i for i, outcome in enumerate(outcomes) if outcome.error), len(outcomes))]
 
 
 class FailsTheWholeBatch(MemoryStore):
-    def read_many(self, reads):
+    def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
         outcomes = super().read_many(reads)
         error = next((outcome.error for outcome in outcomes if outcome.error), None)
         return [failed(error) for _ in outcomes] if error else outcomes
 
 
 class AnswersInItsOwnOrder(MemoryStore):
-    def read_many(self, reads):
+    def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
         return sorted(super().read_many(reads), key=bool)
 
 
 class RaisesOutOfABatch(MemoryStore):
-    def exists_many(self, keys):
+    def exists_many(self, keys: Sequence[str]) -> list[Outcome]:
         return [Outcome(STORED.status) if self.stat(key) else failed(StoreError("gone")) for key in keys]
 
 
 class AnswersEveryKeyOnce(MemoryStore):
-    def exists_many(self, keys):
+    def exists_many(self, keys: Sequence[str]) -> list[Outcome]:
         return super().exists_many(list(dict.fromkeys(keys)))
 
 
 class PromisesTooEarly(MemoryStore):
-    def read_many(self, reads):
+    def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
         for read in reads:
             if read.on_filled is not None:
                 read.on_filled(read.nbytes)
@@ -186,37 +220,39 @@ class PromisesTooEarly(MemoryStore):
 
 
 class MatchesPrefixesAsPatterns(MemoryStore):
-    def list_keys(self, prefix=""):
+    def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return (info for info in super().list_keys() if fnmatch.fnmatchcase(info.key, prefix + "*"))
 
 
 class ListsFolders(MemoryStore):
-    def list_keys(self, prefix=""):
+    def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return (
             info for info in super().list_keys() if f"{info.key}/".startswith(prefix.rstrip("/") + "/") or not prefix
         )
 
 
 class ListsOnePage(MemoryStore):
-    def list_keys(self, prefix=""):
+    def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return itertools.islice(super().list_keys(prefix), 1000)
 
 
 class StaysOpen(MemoryStore):
-    def close(self):
+    def close(self) -> None:
         pass
 
 
 class _Renames(MemoryStore):
     rename: Callable[[str], str]
 
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         return super().write(self.rename(key), parts)
 
-    def read_into(self, key, offset, targets, *, object_nbytes=None):
+    def read_into(
+        self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
+    ) -> bool:
         return super().read_into(self.rename(key), offset, targets, object_nbytes=object_nbytes)
 
-    def delete(self, key):
+    def delete(self, key: str) -> bool:
         return super().delete(self.rename(key))
 
 
@@ -237,7 +273,7 @@ class CutsLongKeys(_Renames):
 
 
 class MakesRoomByTruncating(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         try:
             return super().write(key, parts)
         except StoreFull:
@@ -249,7 +285,7 @@ class MakesRoomByTruncating(MemoryStore):
 
 
 class StoresAPartWhenFull(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         try:
             return super().write(key, parts)
         except StoreFull:
@@ -258,7 +294,7 @@ class StoresAPartWhenFull(MemoryStore):
 
 
 class StaysFull(MemoryStore):
-    def write(self, key, parts):
+    def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         if getattr(self, "full", False):
             raise StoreFull("it was full once")
         try:
@@ -322,10 +358,18 @@ class Hooks(StoreHooks):
         return self.store_type(MemoryOptions(capacity_nbytes=SMALL_STORE_NBYTES))
 
     def plant(self, store: ObjectStore, key: str, body: bytes) -> None:
+        assert isinstance(store, MemoryStore)
         store._objects[key] = body
 
     def observe(self, store: ObjectStore, key: str) -> bytes | None:
+        assert isinstance(store, MemoryStore)
         return store._objects.get(key)
+
+
+class MachineCase(TestCase):
+    """What hypothesis adds to the test case of a state machine."""
+
+    settings: ClassVar[hypothesis.settings]
 
 
 PLANTED_CLASSES = planted_classes(Hooks, PLANTED)
@@ -341,8 +385,9 @@ def test_every_planted_fault_is_caught_by_its_law(pytester: pytest.Pytester) -> 
      StopsAtTheFirstFailure, IgnoresDeclaredSizes, ServesShortReads, ListsFolders, MatchesPrefixesAsPatterns],
 )  # fmt: skip
 def test_the_model_finds_planted_faults(store_type: type[MemoryStore]) -> None:
-    case = store_machine(store_type)
-    case.settings = settings(case.settings, phases=[Phase.generate])  # Finding is enough; making it small takes long.
+    case = cast("type[MachineCase]", store_machine(store_type))
+    # Finding is enough; making it small takes long.
+    case.settings = hypothesis.settings(case.settings, phases=[hypothesis.Phase.generate])
 
     result = case("runTest").run()
 

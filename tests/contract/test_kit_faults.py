@@ -150,7 +150,7 @@ def test_a_batch_goes_through_the_script_item_by_item() -> None:
 
     assert [outcomes[0], outcomes[2], outcomes[3]] == [HIT, MISS, HIT]
     assert isinstance(outcomes[1].error, StoreUnavailable)
-    assert (targets[0], targets[3]) == (b"0", b"3")
+    assert (bytes(targets[0]), bytes(targets[3])) == (b"0", b"3")
 
 
 def test_every_batch_goes_through_the_script() -> None:

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from folder_store import (
+
+from hicache_storage.store import ObjectStore
+from hicache_storage.testing.contract import StoreContract, StoreHooks
+from hicache_storage.testing.model import store_machine
+from tests.contract.folder_store import (
     FolderStore,
     ForgetsOnClose,
     ListsUnfinishedFiles,
     PublishesUnfinishedFiles,
     RemembersWhatItSaw,
 )
-from planting import assert_all_caught, planted_classes
-
-from hicache_storage.store import ObjectStore
-from hicache_storage.testing.contract import StoreContract, StoreHooks
-from hicache_storage.testing.model import store_machine
+from tests.contract.planting import assert_all_caught, planted_classes
 
 pytest_plugins = ["pytester"]
 

@@ -143,7 +143,7 @@ def test_container_and_integer_type_of_tokens_do_not_matter() -> None:
         np.array(tokens, dtype=np.int32),
         np.array(tokens, dtype=np.int64),
         np.array(tokens, dtype=np.uint32),
-        [np.int64(token) for token in tokens],
+        [np.int64(token) for token in tokens],  # type: ignore[misc]  # not an int to a checker, and taken all the same
         torch.tensor(tokens, dtype=torch.int64),
     ]
 

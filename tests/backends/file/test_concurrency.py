@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -17,6 +18,9 @@ from hicache_storage.backends import io_threads
 from hicache_storage.backends.file import FileOptions, FileStore
 from hicache_storage.errors import StoreUnavailable
 from hicache_storage.types import ObjectWrite, RangeRead, WriteResult
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DEADLINE_S = 30
 
@@ -110,9 +114,9 @@ def test_a_batch_costs_one_hop_per_thread_and_not_per_object(
     hops: list[object] = []
 
     class CountingExecutor(ThreadPoolExecutor):
-        def submit(self, *arguments: object) -> Future[None]:  # type: ignore[override]
-            hops.append(arguments)
-            return super().submit(*arguments)  # type: ignore[arg-type, return-value]
+        def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+            hops.append(fn)
+            return super().submit(fn, *args, **kwargs)
 
     monkeypatch.setattr(io_threads, "ThreadPoolExecutor", CountingExecutor)
     store = open_store(io_threads=4)
@@ -142,7 +146,12 @@ def test_two_ranges_of_one_key_share_a_descriptor(store: FileStore, monkeypatch:
     store.write("b", [bytes(range(100))])
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or real(path, *rest))
+
+    def note(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        opened.append(path)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", note)
     targets = [bytearray(10) for _ in range(6)]
 
     reads = [RangeRead(key, 10 * i, [target]) for i, (key, target) in enumerate(zip("aabbaa", targets, strict=True))]

@@ -72,7 +72,7 @@ def test_any_cut_into_parts_and_ranges_is_exact(
         offset = rng.choice([4096 * rng.randrange(len(body) // 4096), rng.randrange(len(body))])
         first, second = (min(rng.randrange(1, 20_000), (len(body) - offset) // 2) for _ in range(2))
         start = rng.choice([0, 4096, 17])
-        targets = [arena[start : start + first], bytearray(second)]
+        targets: list[bytearray | memoryview] = [arena[start : start + first], bytearray(second)]
         seen: list[int] = []
         assert store.read_many([RangeRead("key", offset, targets, on_filled=seen.append)])[0]
         assert b"".join(targets) == body[offset : offset + first + second]

@@ -126,7 +126,12 @@ def test_new_folders_are_on_the_device_before_an_object_in_them(
     store = open_store(fsync="full")
     synced: list[Path] = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()) or real(fd))
+
+    def note(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
 
     store.write("key", [b"x"])
 
@@ -171,7 +176,7 @@ def test_a_closed_store_answers_nothing_and_closes_again(store: FileStore) -> No
 
     for call in (store.stat, store.delete, store.quarantine, store.list_keys):
         with pytest.raises(StoreUnavailable):
-            call("k")  # type: ignore[operator]
+            call("k")
     with pytest.raises(StoreUnavailable):
         store.write("k", [b"x"])
     with pytest.raises(StoreUnavailable):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from hicache_storage.backends.file import FileStore
 from hicache_storage.backends.file.temps import Temp, TempNames, host_id
+from hicache_storage.types import ReadableBuffer
 
 HOUR_S = 3600
 
@@ -122,7 +123,12 @@ def test_temp_names_do_not_grow_with_the_key(
 ) -> None:
     lengths: list[int] = []
     pwritev = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda *arguments: lengths.extend(map(len, temps())) or pwritev(*arguments))
+
+    def measure(fd: int, buffers: Sequence[ReadableBuffer], offset: int) -> int:
+        lengths.extend(map(len, temps()))
+        return pwritev(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", measure)
     for key in ("k", "k" * 253, "/" * 300, "\u00e9 :" * 10_000):
         store.write(key, [b"x"])
 

