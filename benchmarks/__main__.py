@@ -10,22 +10,25 @@ import tempfile
 from pathlib import Path
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_CASES_HELP = "none = those on files; the ones that start servers take minutes more and are run by name"
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; 0 = done, 1 = results or documents are not as they should be, 2 = usage."""
+    """Run one command; 0 = done, 1 = results or documents are not as they should be, 2 = usage, or no server."""
     for name in _ONE_THREAD:
         os.environ[name] = "1"
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda ended_by, _: sys.exit(128 + ended_by))
     from benchmarks.runner import WrongBytes  # noqa: PLC0415 - after the threads are pinned
+    from hicache_storage.errors import ConfigError, StoreUnavailable  # noqa: PLC0415 - as above
 
     try:
         return int(options.command(options))
     except WrongBytes as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
-    except ValueError as error:
+    except (ValueError, ConfigError, StoreUnavailable) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
 
@@ -34,7 +37,7 @@ def _list(_: argparse.Namespace) -> int:
     from benchmarks.registry import CASES  # noqa: PLC0415 - after the threads are pinned
 
     for name, case in CASES.items():
-        print(f"{name:16} {case.description}")
+        print(f"{name:18} {case.description}")
     return 0
 
 
@@ -71,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="name every case").set_defaults(command=_list)
     run = commands.add_parser("run", help="measure; rows go to benchmarks/results")
     run.set_defaults(command=_run)
-    run.add_argument("cases", nargs="*", metavar="CASE", help="none = all")
+    run.add_argument("cases", nargs="*", metavar="CASE", help=_CASES_HELP)
     run.add_argument("--json", action="store_true", help="rows on stdout as JSON instead of a table")
     run.add_argument(
         "--out", type=Path, metavar="FILE", help="rows to FILE (.csv or .json) instead of benchmarks/results"

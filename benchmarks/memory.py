@@ -31,11 +31,12 @@ class Arena:
             stop = min(start + step, len(self._map))
             self.whole[start:stop] = self._zeros[: stop - start]
 
-    def wrong(self, content: bytes) -> int:
-        """Return how many views differ from the same bytes of *content*."""
+    def wrong(self, content: bytes, first_byte: int = 0) -> int:
+        """Return how many views differ, from byte *first_byte* of each on, from the same bytes of *content*."""
         size = self.views[0].nbytes
         return sum(
-            bytes(view) != content[number * size : (number + 1) * size] for number, view in enumerate(self.views)
+            bytes(view[first_byte:]) != content[number * size + first_byte : (number + 1) * size]
+            for number, view in enumerate(self.views)
         )
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.cases.corruption import corruption
 from benchmarks.cases.existence import file_exists
+from benchmarks.cases.servers import break_even, mooncake_transfer, redis_transfer, s3_transfer
 from benchmarks.cases.transfer import checksum_cost, file_read, file_write
 from benchmarks.rows import Finding, Result, Row
 from benchmarks.runner import Settings
@@ -20,11 +21,13 @@ class Case:
         description: one line for ``list``.
         run: measures; returns results of *kind* only.
         kind: what its CSV holds.
+        servers: backends whose server it starts; such a case runs only where it is named.
     """
 
     description: str
     run: Callable[[Settings], Sequence[Result]]
     kind: type[Row | Finding]
+    servers: tuple[str, ...] = ()
 
 
 CASES = {
@@ -33,4 +36,22 @@ CASES = {
     "file_exists": Case("ask for 1024 keys whether they are there: ours, os.stat, peers", file_exists, Row),
     "checksum_cost": Case("verified reads against the file backend alone", checksum_cost, Row),
     "corruption": Case("damaged objects: what a read returns, and whether a write heals", corruption, Finding),
+    "redis_transfer": Case(
+        "writes, verified and ranged reads on a real Redis: ours, raw pipelined sockets",
+        redis_transfer,
+        Row,
+        ("redis",),
+    ),
+    "s3_transfer": Case(
+        "writes, verified and ranged reads on a real SeaweedFS: ours, http.client, boto3", s3_transfer, Row, ("s3",)
+    ),
+    "mooncake_transfer": Case(
+        "writes, verified and ranged reads on a real Mooncake: ours, the bare SDK",
+        mooncake_transfer,
+        Row,
+        ("mooncake",),
+    ),
+    "break_even": Case(
+        "a page of 2 MiB cut into 1, 4, 8, 32 objects, on every backend", break_even, Row, ("redis", "s3", "mooncake")
+    ),
 }

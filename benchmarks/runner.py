@@ -14,12 +14,11 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT, Provenance
 from benchmarks.rows import Row
-from benchmarks.subject import Subject
+from benchmarks.subject import Subject, SubjectFailed
 from benchmarks.subjects.factory import SubjectPool
-from benchmarks.subjects.process import SubjectFailed
 from benchmarks.workload import Workload
 
-PAGE_CACHE = "warm: every file was written or read moments before"
+_READS = ("read", "ranged")
 
 
 class WrongBytes(Exception):
@@ -49,7 +48,14 @@ class Settings:
         """Return *workload*, cut down when this run only checks the harness."""
         if not self.small:
             return workload
-        return replace(workload, objects=min(8, workload.objects), batch=4, num_layers=1, kv_heads=1, head_dim=64)
+        return replace(
+            workload,
+            objects=min(8, workload.objects),
+            batch=4,
+            num_layers=min(2, workload.num_layers),
+            kv_heads=1,
+            head_dim=64,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,7 @@ def _rounds(settings: Settings, subjects: dict[str, Subject], operation: str, ti
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             taken = _one_pass(subjects[name], operation)
-            is_checked = operation == "read" and number in (0, settings.rounds)
+            is_checked = operation in _READS and number in (0, settings.rounds)
             if is_checked and (wrong := subjects[name].wrong_objects()):
                 raise WrongBytes(f"{title}: {name} read {wrong} objects wrong")
             if number:
@@ -146,7 +152,7 @@ def _rounds(settings: Settings, subjects: dict[str, Subject], operation: str, ti
 
 
 def _one_pass(subject: Subject, operation: str) -> float:
-    if operation == "read":
+    if operation in _READS:
         subject.clear_memory()
     seconds = subject.run(operation)
     if operation == "write":
@@ -171,14 +177,19 @@ def _row(measured: Measured, provenance: Provenance) -> Row:
         p50_s=p50,
         p80_s=p80,
         best_s=min(seconds),
-        gb_s=None if measured.operation == "exists" else workload.nbytes / p50 / 1e9,
+        gb_s=None if measured.operation == "exists" else _moved_nbytes(measured) / p50 / 1e9,
         us_per_object=p50 / workload.objects * 1e6,
         share_of_raw=statistics.median(limit / own for limit, own in zip(measured.raw_seconds, seconds, strict=True)),
         raw=measured.raw,
-        page_cache=PAGE_CACHE,
+        page_cache=measured.subject.page_cache,
         calls=measured.subject.calls[measured.operation],
         provenance=provenance,
     )
+
+
+def _moved_nbytes(measured: Measured) -> int:
+    """Return the payload of one pass; a ranged one reads half of each object."""
+    return measured.workload.nbytes // (2 if measured.operation == "ranged" else 1)
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:

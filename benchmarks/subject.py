@@ -13,6 +13,12 @@ from enum import Enum, unique
 
 from benchmarks.workload import Workload
 
+PAGE_CACHE = "warm: every file was written or read moments before"
+
+
+class SubjectFailed(Exception):
+    """The subject does not work, or its process died or answered with an error; the text says which."""
+
 
 @unique
 class Verdict(Enum):
@@ -32,10 +38,12 @@ class Subject(ABC):
 
     Attributes:
         version: of the implementation, as its package says it.
+        page_cache: where the objects are while they are read.
         calls: operation -> the functions that are timed, in the words of the implementation.
     """
 
     version: str = ""
+    page_cache: str = PAGE_CACHE
     calls: dict[str, str]
 
     @abstractmethod
@@ -49,6 +57,14 @@ class Subject(ABC):
     @abstractmethod
     def read(self) -> float:
         """Load every object into memory that is allocated already."""
+
+    def ranged(self) -> float:
+        """Load the second half of every object to where `read` puts it.
+
+        Raises:
+            NotImplementedError: not measured with this subject.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def exists(self) -> float:
@@ -79,8 +95,13 @@ class Subject(ABC):
         """Give back threads and memory; `prepare` may follow. The folder is the harness's to remove."""
 
     def run(self, operation: str) -> float:
-        """Run one timed pass of ``write``, ``read`` or ``exists``."""
-        passes: dict[str, Callable[[], float]] = {"write": self.write, "read": self.read, "exists": self.exists}
+        """Run one timed pass of ``write``, ``read``, ``ranged`` or ``exists``."""
+        passes: dict[str, Callable[[], float]] = {
+            "write": self.write,
+            "read": self.read,
+            "ranged": self.ranged,
+            "exists": self.exists,
+        }
         return passes[operation]()
 
 

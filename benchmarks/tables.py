@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.machine import Provenance
 from benchmarks.rows import Finding, Row
+from benchmarks.subject import PAGE_CACHE
 from benchmarks.subjects.factory import OURS, TITLES
 
 Table = list[list[str]]
 Setup = tuple[int, int]
 """Object size in bytes and threads."""
 
+_OPERATIONS = {"write": "write", "read": "read", "ranged": "ranged read"}
+_WARM = "page cache warm"
 _READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST = 0.90, 1.5, 0.85, 0.10
 
 
@@ -75,6 +78,38 @@ def targets(read: Sequence[Row], write: Sequence[Row], exists: Sequence[Row], ch
     return _markdown(table) + _existence_sentence(exists) + _footer(read[0], "medians over interleaved rounds")
 
 
+def servers(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of the minimal client, a line per operation and subject, a column per size and threads."""
+    setups = _setups(rows)
+    table = [["", "", *map(_setup_title, setups)]]
+    by_place = {(row.operation, row.subject, _setup(row)): row for row in rows}
+    for operation, subject in dict.fromkeys((row.operation, row.subject) for row in rows):
+        found = [by_place.get((operation, subject, setup)) for setup in setups]
+        least = {"write": _WRITE_SHARE}.get(operation, _READ_SHARE) if subject == "ours" else 0.0
+        cells = [_judged(_speed(row), row.share_of_raw >= least) if row else "" for row in found]
+        table.append([_OPERATIONS[operation], _title_at_a_server(subject, operation), *cells])
+    limit = TITLES[rows[0].raw].removesuffix(" (the limit)")
+    what = f"GB/s of payload and, in brackets, the share of {limit}; missed = below 90 % for reads or 85 % for writes"
+    return _markdown(table) + _footer(rows[0], what, _place(rows[0]))
+
+
+def break_even(rows: Sequence[Row]) -> str:
+    """Return verified GB/s and microseconds of lookup per page, a line per backend, a column per cut."""
+    cuts = list(dict.fromkeys(row.subject for row in rows))
+    table = [["", "", *(f"{_cells(cut)} object{'s' if _cells(cut) > 1 else ''} a page" for cut in cuts)]]
+    by_place = {(row.operation, row.subject): row for row in rows}
+    for operation in dict.fromkeys(row.operation for row in rows):
+        backend, kind = operation.split()
+        found = [by_place[operation, cut] for cut in cuts]
+        if kind == "read":
+            table.append([backend, "verified read, GB/s", *(f"{row.gb_s or 0:.2f}" for row in found)])
+        else:
+            table.append([backend, "lookup, us a page", *(f"{row.us_per_object:.1f}" for row in found)])
+    places = {row.operation.split()[0]: f"{row.threads} threads, {_place(row)}" for row in rows}
+    where = "; ".join(f"{backend}: {place}" for backend, place in places.items())
+    return _markdown(table) + _footer(rows[0], "pages of 2 MiB and 32 layers, 64 a call", where)
+
+
 TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "targets": (("file_read", "file_write", "file_exists", "checksum_cost"), targets),
     "file_read": (("file_read",), transfer),
@@ -82,6 +117,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "file_exists": (("file_exists",), existence),
     "checksum_cost": (("checksum_cost",), checksums),
     "corruption": (("corruption",), corruption),
+    "redis_transfer": (("redis_transfer",), servers),
+    "s3_transfer": (("s3_transfer",), servers),
+    "mooncake_transfer": (("mooncake_transfer",), servers),
+    "break_even": (("break_even",), break_even),
 }
 """Table name -> the cases whose results it needs, and how it is made of them."""
 
@@ -124,6 +163,20 @@ def _existence_sentence(rows: Sequence[Row]) -> str:
         return ""
     verdict = "met" if us["ours"] <= min(theirs) else "missed"
     return f"\nExistence per key: {us['ours']:.2f} us, SGLang {min(theirs):.2f} us: {verdict}.\n"
+
+
+def _title_at_a_server(subject: str, operation: str) -> str:
+    """Return the subject's title; only reads are verified."""
+    title = TITLES[subject]
+    return title.removesuffix(", verified").removesuffix(", unverified") if operation == "write" else title
+
+
+def _place(row: Row) -> str:
+    return _WARM if row.page_cache == PAGE_CACHE else row.page_cache
+
+
+def _cells(subject: str) -> int:
+    return int(subject.removeprefix("cut_"))
 
 
 def _setup(row: Row) -> Setup:
@@ -171,8 +224,8 @@ def _markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _footer(row: Row, what: str) -> str:
-    return _note(f"{what}; p50 of {row.rounds} rounds, page cache warm.", row.provenance)
+def _footer(row: Row, what: str, place: str = _WARM) -> str:
+    return _note(f"{what}; p50 of {row.rounds} rounds, {place}.", row.provenance)
 
 
 def _note(text: str, where: Provenance) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.rows import Finding
 from benchmarks.runner import Settings, say
-from benchmarks.subject import Verdict
+from benchmarks.subject import SubjectFailed, Verdict
 from benchmarks.subjects.factory import open_process, subjects_of
-from benchmarks.subjects.process import ProcessSubject, SubjectFailed
+from benchmarks.subjects.process import ProcessSubject
 from benchmarks.workload import Workload
 
 _OBJECTS = 4

@@ -23,6 +23,11 @@ TITLES = {
     "lmcache_fs": "LMCache fs",
     "lmcache_fs_native": "LMCache fs_native (C++)",
     "vllm_fs": "vLLM fs tier",
+    "bare_redis": "pipelined sockets (the limit)",
+    "bare_http": "`http.client` in threads (the limit)",
+    "boto3": "boto3 in threads",
+    "bare_mooncake": "bare SDK (the limit)",
+    "store_alone": "hicache_storage backend alone, unverified",
 }
 """Subject name -> how tables call it."""
 

@@ -10,14 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.subject import Subject, Verdict
+from benchmarks.subject import Subject, SubjectFailed, Verdict
 from benchmarks.workload import Workload
 
 _ANSWER_S = 300.0
-
-
-class SubjectFailed(Exception):
-    """The process died or answered with an error; the text says which."""
 
 
 class ProcessSubject(Subject):

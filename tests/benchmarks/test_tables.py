@@ -10,7 +10,7 @@ import pytest
 from benchmarks.readme import DOCUMENTS, RESULTS, render, stale, update
 from benchmarks.registry import CASES
 from benchmarks.rows import Finding, Row, from_csv, save
-from benchmarks.tables import TABLES, corruption, targets, transfer
+from benchmarks.tables import TABLES, break_even, corruption, servers, targets, transfer
 
 DOCUMENT = "before\n<!-- benchmarks:file_read -->\nold\n<!-- /benchmarks:file_read -->\nafter\n"
 
@@ -105,6 +105,35 @@ def test_a_met_target_and_a_missed_one_look_different(rows: list[Row]) -> None:
     assert "| write >= 85 % of pwritev | 50 % (missed) |" in table
     assert "| checksum cost < 10 % | 20 % (missed) |" in table
     assert "5.00 us, SGLang 4.00 us: missed" in table
+
+
+def test_a_share_below_the_target_is_marked_for_this_project_alone(row: Row) -> None:
+    client = replace(row, subject="bare_redis", raw="bare_redis")
+    ours = replace(client, subject="ours", gb_s=11.0, share_of_raw=0.87)
+    alone = replace(client, subject="store_alone", gb_s=10.0, share_of_raw=0.8)
+    writes = [replace(each, operation="write") for each in (client, ours, alone)]
+
+    table = servers([*writes, client, ours, alone])
+
+    assert "| write | **hicache_storage** | 11.00 (87 %) |" in table
+    assert "| read | **hicache_storage**, verified | 11.00 (87 %) (missed) |" in table
+    assert "| read | hicache_storage backend alone, unverified | 10.00 (80 %) |" in table
+
+
+def test_cuts_stand_beside_each_other(row: Row) -> None:
+    rows = [
+        replace(row, operation="redis read", subject=cut, gb_s=gb_s) for cut, gb_s in (("cut_1", 2.0), ("cut_8", 1.0))
+    ]
+    rows += [
+        replace(row, operation="redis exists", subject=cut, us_per_object=us)
+        for cut, us in (("cut_1", 9.0), ("cut_8", 70.0))
+    ]
+
+    table = break_even(rows)
+
+    assert "1 object a page | 8 objects a page |" in table
+    assert "| redis | verified read, GB/s | 2.00 | 1.00 |" in table
+    assert "| redis | lookup, us a page | 9.0 | 70.0 |" in table
 
 
 def test_damage_that_stays_and_lost_neighbours_are_told(row: Row) -> None:
