@@ -114,6 +114,47 @@ def parse_nbytes(value: object) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
+def whole_number(least: int, most: int) -> Callable[[object], int]:
+    """Return a parser of whole numbers in ``[least, most]``, from ``8`` or ``"8"``."""
+
+    def parse(value: object) -> int:
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            raise ValueError(f"expected a whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def parse_seconds(value: object) -> float:
+    """Return a number of seconds, ``> 0``, from ``5``, ``0.5`` or ``"5"``."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("expected seconds")  # noqa: TRY004 - resolve turns ValueError into ConfigError
+    seconds = float(value)
+    if not 0 < seconds < float("inf"):
+        raise ValueError("expected seconds above 0")
+    return seconds
+
+
+def check_fields(options: object, backend: str) -> None:
+    """Parse every field of an options dataclass in place, so that one built by hand is checked as one from a file.
+
+    For ``__post_init__``. A field that is None is left alone.
+
+    Raises:
+        ConfigError: a value does not fit.
+    """
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        parse, value = field.metadata["parse"], getattr(options, field.name)
+        if parse is None or value is None:
+            continue
+        try:
+            object.__setattr__(options, field.name, parse(value))
+        except ValueError as error:
+            reason = f"{backend} option {field.name} = {value!r}: {error} ({field.metadata['doc']})"
+            raise ConfigError(reason) from error
+
+
 def load_extra_config(text: str, source: str = "extra config") -> dict[str, Setting]:
     """Read ``--hicache-storage-backend-extra-config``: a JSON object, or ``@file`` in JSON, YAML or TOML.
 

@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hicache_storage.config import cache_folder, option, parse_nbytes
+from hicache_storage.config import cache_folder, option, parse_nbytes, whole_number
 from hicache_storage.errors import ConfigError
 
 _MAX_IO_THREADS = 256
-
-
-def parse_io_threads(value: object) -> int:
-    """Return a number of threads from ``8`` or ``"8"``."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MAX_IO_THREADS:
-        reason = f"expected a whole number from 1 to {_MAX_IO_THREADS}"
-        raise ValueError(reason)
-    return number
 
 
 def parse_count(value: object) -> int:
@@ -73,7 +64,9 @@ class FileOptions:
         0.9, doc="share of the capacity down to which an eviction makes room", parse=parse_ratio
     )
     io_threads: int = option(
-        min(16, 2 * len(os.sched_getaffinity(0))), doc="most threads that move data at once", parse=parse_io_threads
+        min(16, 2 * len(os.sched_getaffinity(0))),
+        doc="most threads that move data at once",
+        parse=whole_number(1, _MAX_IO_THREADS),
     )
     fsync: Literal["none", "data", "full"] = option(
         "none",

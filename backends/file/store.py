@@ -73,7 +73,6 @@ class FileStore(ObjectStore):
     def __init__(self, options: FileOptions) -> None:
         self._folder = Folder.prepare(options.path)
         self._objects = self._folder.objects
-        self._objects = self._folder.objects
         self._fsync = options.fsync
         self._direct_flag = os.O_DIRECT if options.direct else 0
         self._flags_to_read = _OPEN_TO_LOOK | self._direct_flag

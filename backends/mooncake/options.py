@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hicache_storage.config import option, parse_nbytes
+from hicache_storage.config import check_fields, option, parse_nbytes, whole_number
 from hicache_storage.errors import ConfigError
 
 _MIN_LOCAL_BUFFER_NBYTES = 1 << 20
@@ -70,17 +68,6 @@ def parse_key_prefix(value: object) -> str:
     return value
 
 
-def _whole(least: int, most: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            reason = f"expected a whole number from {least} to {most}"
-            raise ValueError(reason)
-        return number
-
-    return parse
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MooncakeOptions:
     """Options of `MooncakeStore` and of the store node, which share the connection's part."""
@@ -130,11 +117,11 @@ class MooncakeOptions:
     master_metrics_port: int = option(
         9003,
         doc="port of the master's HTTP server, for listing",
-        parse=_whole(1, 65_535),
+        parse=whole_number(1, 65_535),
         env=("MOONCAKE_MASTER_METRICS_PORT",),
     )
     tenant_id: str = option("default", doc="Mooncake tenant", env=("MOONCAKE_TENANT_ID",))
-    replica_num: int = option(1, doc="copies of every object, each on another node", parse=_whole(1, 16))
+    replica_num: int = option(1, doc="copies of every object, each on another node", parse=whole_number(1, 16))
     group_objects: bool = option(
         True,  # noqa: FBT003 - a default
         doc="let the nodes evict all objects of a page together, if the SDK knows groups",
@@ -146,7 +133,7 @@ class MooncakeOptions:
     io_threads: int = option(
         max(2, min(4, os.cpu_count() or 1)),
         doc="most SDK calls at once; each uses threads of the SDK's own",
-        parse=_whole(1, 64),
+        parse=whole_number(1, 64),
     )
     direct_reads: bool = option(
         True,  # noqa: FBT003 - a default
@@ -161,15 +148,7 @@ class MooncakeOptions:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            parse, value = field.metadata["parse"], getattr(self, field.name)
-            if parse is None or value is None:
-                continue
-            try:
-                object.__setattr__(self, field.name, parse(value))
-            except ValueError as error:
-                reason = f"mooncake option {field.name} = {value!r}: {error} ({field.metadata['doc']})"
-                raise ConfigError(reason) from error
+        check_fields(self, "mooncake")
         given = {self.url and self.url.partition("://")[2], self.master_server_address} - {None}
         if len(given) != 1:
             raise ConfigError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hicache_storage.config import Secret, option, parse_nbytes
+from hicache_storage.config import Secret, check_fields, option, parse_nbytes, parse_seconds, whole_number
 from hicache_storage.errors import ConfigError
 
 _MAX_IO_THREADS = 256
@@ -20,17 +18,6 @@ _MODES = ("standalone", "sentinel", "cluster")
 _CHECKS = ("full", "ca", "none")
 
 
-def _number_between(least: int, most: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            reason = f"expected a whole number from {least} to {most}"
-            raise ValueError(reason)
-        return number
-
-    return parse
-
-
 def parse_secret(value: object) -> Secret:
     """Return text that is not shown."""
     if isinstance(value, Secret):
@@ -38,16 +25,6 @@ def parse_secret(value: object) -> Secret:
     if not isinstance(value, str):
         raise ValueError("expected text")  # noqa: TRY004 - config.resolve turns ValueError into ConfigError
     return Secret(value)
-
-
-def parse_seconds(value: object) -> float:
-    """Return a number of seconds, ``> 0``, from ``5``, ``0.5`` or ``"5"``."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("expected seconds")  # noqa: TRY004 - config.resolve turns ValueError into ConfigError
-    seconds = float(value)
-    if not 0 < seconds < float("inf"):
-        raise ValueError("expected seconds above 0")
-    return seconds
 
 
 def parse_chunk_nbytes(value: object) -> int:
@@ -128,7 +105,7 @@ class RedisOptions:
         None, doc="password; wins over the URL's", parse=parse_secret, env=("REDIS_PASSWORD",)
     )
     db: int | None = option(
-        None, doc="database number; wins over the URL's", parse=_number_between(0, 1 << 20), env=("REDIS_DB",)
+        None, doc="database number; wins over the URL's", parse=whole_number(0, 1 << 20), env=("REDIS_DB",)
     )
     tls_ca_path: Path | None = option(
         None, doc="file of CA certificates in PEM format; none = the system's", aliases=("ssl_ca_certs",)
@@ -158,7 +135,7 @@ class RedisOptions:
     io_threads: int = option(
         min(16, 2 * (os.cpu_count() or 1)),
         doc="most threads, each with a connection of its own, that work on one batch",
-        parse=_number_between(1, _MAX_IO_THREADS),
+        parse=whole_number(1, _MAX_IO_THREADS),
     )
     deadline_s: float = option(
         5.0,
@@ -169,15 +146,7 @@ class RedisOptions:
     client_name: str = option("hicache", doc="what CLIENT LIST on the server shows")
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            parse, value = field.metadata["parse"], getattr(self, field.name)
-            if parse is None or value is None:
-                continue
-            try:
-                object.__setattr__(self, field.name, parse(value))
-            except ValueError as error:
-                reason = f"redis option {field.name} = {value!r}: {error} ({field.metadata['doc']})"
-                raise ConfigError(reason) from error
+        check_fields(self, "redis")
         for name, known in (("mode", _MODES), ("tls_verify", _CHECKS)):
             if getattr(self, name) not in known:
                 reason = f"redis option {name} = {getattr(self, name)!r}: expected {' or '.join(map(repr, known))}"

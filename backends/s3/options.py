@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from hicache_storage.config import Secret, option, parse_nbytes
+from hicache_storage.config import Secret, check_fields, option, parse_nbytes, parse_seconds, whole_number
 from hicache_storage.errors import ConfigError
 
 _MAX_IO_THREADS = 256
@@ -21,25 +19,6 @@ _MAX_PART_NBYTES = 5 << 30
 _SSE_C_KEY_NBYTES = 32
 
 Checksums = Literal["when_required", "when_supported"]
-
-
-def parse_io_threads(value: object) -> int:
-    """Return a number of threads from ``16`` or ``"16"``."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MAX_IO_THREADS:
-        reason = f"expected a whole number from 1 to {_MAX_IO_THREADS}"
-        raise ValueError(reason)
-    return number
-
-
-def parse_deadline_s(value: object) -> float:
-    """Return a number of seconds above 0 from ``5`` or ``"5"``."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("expected seconds")  # noqa: TRY004 - config.resolve turns ValueError into ConfigError
-    seconds = float(value)
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError("expected seconds, more than 0")
-    return seconds
 
 
 def parse_part_nbytes(value: object) -> int:
@@ -103,12 +82,12 @@ class S3Options:
     ca_bundle: Path | None = option(None, doc="PEM file of the authorities to trust; none = the SDK's")
     verify_tls: bool = option(True, doc="check the server's certificate")  # noqa: FBT003 - a default
     deadline_s: float = option(
-        5.0, doc="most seconds that one operation takes, and that a silent server costs a batch", parse=parse_deadline_s
+        5.0, doc="most seconds that one operation takes, and that a silent server costs a batch", parse=parse_seconds
     )
     io_threads: int = option(
         16,
         doc="most requests of one batch at once",
-        parse=parse_io_threads,
+        parse=whole_number(1, _MAX_IO_THREADS),
         aliases=("max_pool_connections", "s3_num_io_threads"),
     )
     multipart_threshold_nbytes: int = option(
@@ -153,15 +132,7 @@ class S3Options:
     create_bucket: bool = option(False, doc="create the bucket if it is missing, for tests and demos")  # noqa: FBT003 - a default
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            parse, value = field.metadata["parse"], getattr(self, field.name)
-            if parse is None or value is None:
-                continue
-            try:
-                object.__setattr__(self, field.name, parse(value))
-            except ValueError as error:
-                reason = f"s3 option {field.name} = {value!r}: {error} ({field.metadata['doc']})"
-                raise ConfigError(reason) from error
+        check_fields(self, "s3")
         bucket, prefix = self._place()
         object.__setattr__(self, "bucket", bucket)
         object.__setattr__(self, "prefix", prefix)

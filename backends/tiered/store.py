@@ -11,7 +11,8 @@ from typing import ClassVar, TypeVar
 from hicache_storage.backends.tiered.answers import best, combined, lacks, weightiest
 from hicache_storage.backends.tiered.copying import Copier
 from hicache_storage.backends.tiered.options import Tier, TieredOptions, parse_stores
-from hicache_storage.backends.tiered.requests import Remembered, written_again
+from hicache_storage.backends.tiered.requests import written_again
+from hicache_storage.batches import LazySequence
 from hicache_storage.config import from_mapping
 from hicache_storage.errors import StoreError, StoreUnavailable, Unsupported
 from hicache_storage.registry import ResolvedStore, resolve_store
@@ -79,7 +80,7 @@ class TieredStore(ObjectStore):
         return _raise_or_return(outcome) is Status.HIT
 
     def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
-        requests = Remembered(len(reads), reads.__getitem__)
+        requests = LazySequence(len(reads), reads.__getitem__)
 
         def read(tier: int, indices: Sequence[int]) -> list[Outcome]:
             if tier == 0:
@@ -147,7 +148,7 @@ class TieredStore(ObjectStore):
         return WriteResult.STORED if _raise_or_return(outcome) is Status.STORED else WriteResult.ALREADY_THERE
 
     def write_many(self, writes: Sequence[ObjectWrite]) -> list[Outcome]:
-        requests = Remembered(len(writes), writes.__getitem__)
+        requests = LazySequence(len(writes), writes.__getitem__)
 
         def write(tier: int, indices: Sequence[int]) -> list[Outcome]:
             return self._tiers[tier].write_many(requests if tier == 0 else written_again(requests, indices))

@@ -13,7 +13,7 @@ from functools import partial, reduce
 from typing import TypeVar
 
 from hicache_storage import telemetry
-from hicache_storage.engine_integration.page_store.batches import LazySequence
+from hicache_storage.batches import LazySequence
 from hicache_storage.engine_integration.page_store.descriptor import Descriptor, read_descriptor
 from hicache_storage.engine_integration.page_store.reading import ObjectRead, ReadBatch, ReadStep
 from hicache_storage.errors import CorruptObject, LayoutError, RangeError, StoreError, Unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hicache_storage.engine_integration.page_store.batches import LazySequence
+from hicache_storage.batches import LazySequence
 from hicache_storage.engine_integration.page_store.rows import copy_rows
 from hicache_storage.layout import ChunkRead, RangeVerifier, object_key, trailer_nbytes
 from hicache_storage.types import RangeRead

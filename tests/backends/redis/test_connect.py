@@ -18,7 +18,8 @@ from hicache_storage.testing.hooks import fetched
 from hicache_storage.testing.services.redis_server import RedisServer
 from hicache_storage.types import ObjectWrite, Status
 from tests.backends.redis.back_door import RedisService, redis_options
-from tests.backends.redis.certificate import TLSTerminator, write_certificate
+from tests.backends.redis.certificate import TLSTerminator
+from tests.certificates import write_certificate
 
 pytest_plugins = ["tests.backends.redis.services"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from hicache_storage.backends.s3 import S3Store
 from hicache_storage.backends.s3.ranges import RunQueue
-from hicache_storage.engine_integration.page_store.batches import LazySequence
+from hicache_storage.batches import LazySequence
 from hicache_storage.errors import CorruptObject, RangeError
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.types import HIT, MISS, RangeRead, Status

@@ -13,11 +13,15 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T], Generic[T]):
-    """A sequence whose items are made when they are asked for. Safe to use from several threads."""
+    """Items that *make* builds in the thread that first asks for them, once each.
+
+    Safe to use from several threads, if *make* is.
+    """
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
         self._length = length
         self._make = make
+        self._made: dict[int, T] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -28,7 +32,7 @@ class LazySequence(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return [self._make(position) for position in range(*index.indices(self._length))]
-        if not -self._length <= index < self._length:
-            raise IndexError(f"index {index} of a sequence of {self._length}")
-        return self._make(index % self._length)
+            return [self[position] for position in range(*index.indices(self._length))]
+        position = range(self._length)[index]
+        made = self._made.get(position)
+        return self._made.setdefault(position, self._make(position)) if made is None else made
