@@ -56,12 +56,16 @@ class IOThreads:
         Raises:
             BaseException: what *drain* raised on one of the threads.
         """
-        helpers = self._start(drain, min(self.count, tasks) - 1)
+        # The pool's threads keep what they ran for a moment after its result is there. What they keep is
+        # this list, empty by then, so that nobody holds the caller's buffers any more when this returns.
+        errand = [drain]
+        helpers = self._start(errand, min(self.count, tasks) - 1)
         try:
             drain()
         finally:
             started = [helper for helper in helpers if not helper.cancel()]
             wait(started)
+            errand.clear()
         for helper in started:
             helper.result()
 
@@ -71,11 +75,11 @@ class IOThreads:
         if pool is not None and pool[0] == os.getpid():
             pool[1].shutdown()
 
-    def _start(self, drain: Callable[[], None], helpers: int) -> list[Future[None]]:
+    def _start(self, errand: list[Callable[[], None]], helpers: int) -> list[Future[None]]:
         started: list[Future[None]] = []
         try:
             for _ in range(helpers):
-                started.append(self._executor().submit(drain))  # noqa: PERF401 - keeps those before a refusal
+                started.append(self._executor().submit(_run, errand))  # noqa: PERF401 - keeps those before a refusal
         except RuntimeError:
             # The pool or the interpreter is shutting down, or the system has no thread left:
             # the caller's own thread does the work.
@@ -87,3 +91,7 @@ class IOThreads:
         if pool is None or pool[0] != pid:
             pool = self._pool = (pid, ThreadPoolExecutor(self.count, thread_name_prefix=f"hicache-{self._name}"))
         return pool[1]
+
+
+def _run(errand: list[Callable[[], None]]) -> None:
+    errand[0]()
