@@ -23,6 +23,8 @@ NAMESPACE_CONFLICTS = "namespace_conflicts"
 READ_FAILED = "read_failed"
 WRITE_FAILED = "write_failed"
 LOOKUP_FAILED = "lookup_failed"
+PREFETCH_FAILED = "prefetch_failed"
+WRITEBACK_FAILED = "writeback_failed"
 """Prefixes of the counters by cause: ``read_failed.CorruptObject``, ``write_failed.StoreFull``, ..."""
 
 _WARN_EVERY_S = 60.0

@@ -27,6 +27,7 @@ TORCH_FREE = [
     "engine_integration/page_store",
     "engine_integration/parallel/agree.py",
     "engine_integration/parallel/thread_group.py",
+    "engine_integration/store_tier",
     "backends",
     "layout",
 ]

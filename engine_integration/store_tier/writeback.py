@@ -1,0 +1,81 @@
+"""L2 to L3: host pages written by a thread of its own; what every rank has stored is agreed. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hicache_storage import telemetry
+from hicache_storage.engine_integration.parallel.agree import Group, agree_min
+from hicache_storage.engine_integration.store_tier.acks import AckQueue
+from hicache_storage.engine_integration.store_tier.page_group import PageGroup
+from hicache_storage.engine_integration.store_tier.worker import Worker
+from hicache_storage.telemetry import Counters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """A run of pages to be stored, on one rank.
+
+    Attributes:
+        page_hashes: the pages, in prefix order.
+        host_pages: where their bytes are, unchanged until the acknowledgement was taken.
+    """
+
+    page_hashes: Sequence[str]
+    host_pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a write ended, the same on every rank.
+
+    Attributes:
+        pages: leading pages that every rank has in the store.
+    """
+
+    write: Write
+    pages: int
+
+
+class Writeback:
+    """Writes in the order of submission, which is prefix order, so that the store's content is prefix-closed.
+
+    Args:
+        pages: where this rank's pages go.
+        group: the ranks that agree.
+        batch_pages: pages written at one go.
+    """
+
+    def __init__(self, pages: PageGroup, *, group: Group, batch_pages: int, counters: Counters) -> None:
+        self.written: AckQueue[Written] = AckQueue()
+        self._pages = pages
+        self._group = group
+        self._batch_pages = batch_pages
+        self._counters = counters
+        self._writes = Worker("hicache-writeback", self._write, self._write_failed)
+
+    def write(self, write: Write) -> None:
+        """Store *write*; a `Written` follows."""
+        self._writes.submit(write)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Finish what was submitted and end the thread; return whether it ended within *timeout_s*."""
+        return self._writes.close(timeout_s)
+
+    def _write(self, write: Write) -> None:
+        self.written.put(Written(write, agree_min(self._group, "L3 write", lambda: self._store(write))))
+
+    def _store(self, write: Write) -> int:
+        """Store batch by batch up to the first page that fails; return how many leading pages are stored."""
+        total = len(write.page_hashes)
+        for start in range(0, total, self._batch_pages):
+            stop = min(start + self._batch_pages, total)
+            stored = self._pages.write(write.page_hashes[start:stop], write.host_pages[start:stop])
+            if stored < stop - start:
+                return start + stored
+        return total
+
+    def _write_failed(self, write: Write, error: Exception) -> None:
+        self._counters.add(f"{telemetry.WRITEBACK_FAILED}.{type(error).__name__}")
+        self.written.put(Written(write, 0))
