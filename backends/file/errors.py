@@ -10,7 +10,8 @@ BACKEND = "file"
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-UNREADABLE = frozenset({errno.EIO, errno.EISDIR})
+UNREADABLE = frozenset({errno.EIO, errno.EISDIR, errno.ESPIPE, errno.ENXIO})
+"""A bad sector, or a folder, a pipe or a socket in an object's place."""
 
 _MEANING: dict[int, type[StoreError]] = {
     errno.EACCES: AccessDenied,

@@ -4,6 +4,9 @@ An object's modification time is when it was last used, where the store tracks u
 A scan keeps the `SNAPSHOT_COUNT` oldest files. Later evictions take from that list; a file whose time has
 changed since was used since and is passed over, and whatever is not on the list is younger than all that is on
 it. So the order is exact, at one scan per turnover of the list.
+
+Objects whose keys begin with one of the kept prefixes are counted and never evicted: they are few and small,
+and what they say of the others is needed for as long as one of those is there.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +23,7 @@ from hicache_storage.backends.file.folder import Folder, remove_any, unlink_file
 from hicache_storage.backends.file.ledger import charge_of
 from hicache_storage.backends.file.names import COMPANION_SUFFIX, is_hashed
 from hicache_storage.backends.file.temps import Temp
+from hicache_storage.backends.file.walk import key_of, leaves, scan
 from hicache_storage.telemetry import RareWarnings
 
 _log = logging.getLogger(__name__)
@@ -37,10 +41,15 @@ class Candidate(NamedTuple):
 
 
 class Evictor:
-    """Frees room in one folder. Its caller holds the ledger's lock around every call."""
+    """Frees room in one folder. Its caller holds the ledger's lock around every call.
 
-    def __init__(self, folder: Folder) -> None:
+    Args:
+        keep_prefixes: what the keys of objects begin with that stay.
+    """
+
+    def __init__(self, folder: Folder, *, keep_prefixes: Sequence[str]) -> None:
         self._folder = folder
+        self._kept = tuple(prefix.encode() for prefix in keep_prefixes)
         self._oldest: list[Candidate] = []
         self._charged_nbytes = 0
         self._warnings = RareWarnings(_log)
@@ -91,26 +100,20 @@ class Evictor:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 self._charged_nbytes += charge_of(status.st_size)
-                yield Candidate(is_object=True, used_ns=status.st_mtime_ns, path=entry.path)
+                if not self._is_kept(entry):
+                    yield Candidate(is_object=True, used_ns=status.st_mtime_ns, path=entry.path)
+
+    def _is_kept(self, entry: os.DirEntry[str]) -> bool:
+        try:
+            return key_of(entry).startswith(self._kept)
+        except FileNotFoundError:
+            return False  # nobody can know its key
 
     def _count_companion(self, entry: os.DirEntry[str], *, has_object: bool) -> None:
         if has_object:
             self._charged_nbytes += _charge_of_entry(entry)
         else:
             remove_any(entry.path)  # its writer was killed before it published the object
-
-
-def scan(path: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of the folder at *path*; none if it is not there."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
-        yield from entries
-
-
-def leaves(folder: Folder) -> Iterator[str]:
-    """Yield the path of every folder that may hold objects."""
-    for outer in scan(folder.objects):
-        for inner in scan(outer.path):
-            yield inner.path
 
 
 def _remove_unless_used(candidate: Candidate) -> int:

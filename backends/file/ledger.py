@@ -10,12 +10,14 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 CHARGE_STEP_NBYTES = 4096
 
 _DIGITS = 20
+
+_COUNTING = b"counting\n"
 
 
 def charge_of(nbytes: int) -> int:
@@ -37,10 +39,11 @@ class Account:
 
     Whoever is about to take room adds it first, and whoever gave room up takes it off afterwards: a process
     that is killed in between leaves the number too high, never too low, until the next scan corrects it.
+    Nobody's file is empty; a number that cannot be read is one that is still being counted.
 
     Attributes:
         used_nbytes: what the folder's files are charged; means nothing unless the books are kept.
-        kept: whether anybody keeps the books.
+        kept: whether anybody keeps the books and the number is there.
     """
 
     def __init__(self, fd: int) -> None:
@@ -60,6 +63,16 @@ class Account:
         self.used_nbytes = max(0, used_nbytes)
         os.pwrite(self._fd, b"%0*d\n" % (_DIGITS, self.used_nbytes), 0)
 
+    def count(self, count: Callable[[], int]) -> None:
+        """The books are kept and say what *count* returned.
+
+        They are seen to be kept (`Ledger.is_kept`) before the count begins: whoever changes the folder and then
+        sees that nobody keeps the books has changed it before the count.
+        """
+        if not self.kept:
+            os.pwrite(self._fd, _COUNTING, 0)
+        self.open_with(count())
+
     def abandon(self) -> None:
         """Nobody keeps the books."""
         self.kept = False
@@ -71,6 +84,16 @@ class Ledger:
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def is_kept(self) -> bool:
+        """Return whether anybody keeps the books, without waiting for whoever has them locked. Cost: one stat.
+
+        Other machines may see it as late as a network filesystem tells them.
+        """
+        try:
+            return os.stat(self._path).st_size > 0  # noqa: PTH116 - hot path, a Path costs as much as the call
+        except FileNotFoundError:
+            return False
 
     @contextmanager
     def locked(self) -> Iterator[Account]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from hicache_storage.backends.file.errors import store_error
-from hicache_storage.backends.file.evict import leaves, scan
 from hicache_storage.backends.file.folder import Folder
-from hicache_storage.backends.file.names import COMPANION_SUFFIX, is_hashed, key_of_name, object_path
+from hicache_storage.backends.file.names import COMPANION_SUFFIX, is_hashed, object_path
+from hicache_storage.backends.file.walk import key_of, leaves, scan
 from hicache_storage.types import ObjectInfo
 
 
@@ -32,7 +31,7 @@ def _info_of(folder: Folder, entry: os.DirEntry[str], prefix: str) -> ObjectInfo
     if is_hashed(entry.name) and entry.name.endswith(COMPANION_SUFFIX):
         return None
     try:
-        key = _key_of(entry).decode()
+        key = key_of(entry).decode()
         if not key.startswith(prefix) or folder.objects + object_path(key) != entry.path:
             return None
         if not entry.is_file(follow_symlinks=False):
@@ -41,7 +40,3 @@ def _info_of(folder: Folder, entry: os.DirEntry[str], prefix: str) -> ObjectInfo
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     return ObjectInfo(key, status.st_size, status.st_mtime)
-
-
-def _key_of(entry: os.DirEntry[str]) -> bytes:
-    return Path(entry.path + COMPANION_SUFFIX).read_bytes() if is_hashed(entry.name) else key_of_name(entry.name)

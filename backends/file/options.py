@@ -38,6 +38,16 @@ def parse_age_s(value: object) -> float:
     return age_s
 
 
+def parse_prefixes(value: object) -> tuple[str, ...]:
+    """Return the beginnings of keys from ``["a", "b"]`` or ``"a,b"``; ``[]`` and ``""`` are none."""
+    parts = value.split(",") if isinstance(value, str) and value else value or ()
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) and part for part in parts):
+        raise ValueError("expected the beginnings of keys, none of them empty, such as namespace_")
+    for part in parts:
+        part.encode()  # what cannot be encoded is no part of a key, and a ValueError
+    return tuple(parts)
+
+
 def _parse_float(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a number")  # noqa: TRY004 - config.resolve turns ValueError into ConfigError
@@ -50,7 +60,7 @@ class FileOptions:
 
     path: Path = option(
         cache_folder() / "store",
-        doc="folder of the store; created if it is missing",
+        doc="folder of the store; created if it is missing, unless create is false",
         aliases=("file_storage_path",),
         env=("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",),
     )
@@ -62,6 +72,11 @@ class FileOptions:
     )
     eviction_ratio: float = option(
         0.9, doc="share of the capacity down to which an eviction makes room", parse=parse_ratio
+    )
+    keep_prefixes: tuple[str, ...] = option(
+        ("namespace_",),
+        doc="beginnings of keys, separated by commas, whose objects are never evicted; they count all the same",
+        parse=parse_prefixes,
     )
     io_threads: int = option(
         min(16, 2 * len(os.sched_getaffinity(0))),
@@ -77,6 +92,11 @@ class FileOptions:
     quarantine_count: int = option(16, doc="damaged objects kept aside for a post-mortem", parse=parse_count)
     orphan_age_s: float = option(
         3600.0, doc="seconds after which a temporary file of another host is taken for abandoned", parse=parse_age_s
+    )
+    create: bool = option(
+        True,  # noqa: FBT003 - a default
+        doc="make the folder if it is missing; false = only look: the folder must be there, nothing in it is made, "
+        "changed or evicted, and writes are refused",
     )
 
     def __post_init__(self) -> None:

@@ -4,6 +4,10 @@
 step that changes what the folder takes: room is reserved before the first byte is written and given back when
 a file goes, so the files of all instances and processes never take more than the capacity. Counted are
 objects, companions, temporary and quarantined files, each rounded up to 4 KiB; folders are not.
+
+An instance without a capacity may have the folder open before the first one with a capacity counts it. It looks
+at the ledger before each operation, from then on with books of its own, and after each change that it made without
+them: if somebody has begun to keep books meanwhile, only a new count can tell whether the change is in them.
 """
 
 from __future__ import annotations
@@ -16,19 +20,20 @@ from pathlib import Path
 
 from hicache_storage.backends.file.drafts import Draft, Drafts, discard, replace
 from hicache_storage.backends.file.errors import BACKEND
-from hicache_storage.backends.file.evict import Evictor, scan
+from hicache_storage.backends.file.evict import Evictor
 from hicache_storage.backends.file.folder import Folder, remove_any, unlink_file
 from hicache_storage.backends.file.ledger import Account, Ledger, charge_at, charge_of
 from hicache_storage.backends.file.names import COMPANION_SUFFIX, is_hashed
 from hicache_storage.backends.file.options import FileOptions
 from hicache_storage.backends.file.temps import Temp, orphans
+from hicache_storage.backends.file.walk import scan
 from hicache_storage.errors import StoreFull
 
 _log = logging.getLogger(__name__)
 
 
 class Space:
-    """The folder of a store that keeps no books.
+    """The folder of a store that keeps no books, because nobody who has it open has a capacity.
 
     Paths of objects are absolute; ``hashed`` ones have a companion, which comes and goes with them
     under the ledger's lock.
@@ -36,6 +41,9 @@ class Space:
 
     tracks_use = False
     """Whether reads set the objects' times, because eviction goes by them."""
+
+    writable = True
+    """Whether anything in the folder may change."""
 
     capacity_nbytes: int | None = None
     """The most that the folder's files may take; None = no limit of this instance."""
@@ -45,7 +53,12 @@ class Space:
         self._quarantine_count = quarantine_count
         self._evictor = evictor
         self._ledger = Ledger(folder.ledger)
-        self._drafts = Drafts(folder, always_named=self.tracks_use)
+        self._drafts = Drafts(folder, always_named=self.tracks_use or not self.writable)
+        self._counts = 0
+
+    def current(self) -> Space:
+        """Return the space for the next operation: one with books, once anybody keeps them. Cost: one stat."""
+        return self._with_books() if self._ledger.is_kept() else self
 
     def create(self, nbytes: int, *, key: bytes, path: str, flags: int) -> Draft:  # noqa: ARG002 - for the books
         """Return a draft of the object of *nbytes* at *path*; `discard` it in any case.
@@ -62,6 +75,7 @@ class Space:
                 self._publish(draft, path, key)
         else:
             self._drafts.publish(draft, path)
+        self._changed()
 
     def discard(self, draft: Draft) -> None:
         """The draft is closed. Unless it is published it is gone and its room is free."""
@@ -71,13 +85,20 @@ class Space:
         """No object is at *path*; the result says whether there was one."""
         if _is_hashed_path(path):
             with self._ledger.locked():
-                return self._remove(path)
-        return unlink_file(path)
+                found = self._remove(path)
+        else:
+            found = unlink_file(path)
+        if found:
+            self._changed()
+        return found
 
     def set_aside(self, path: str) -> bool:
         """What was at *path* is in quarantine, as long as it is among the newest there."""
         with self._ledger.locked():
-            return self._set_aside(path)
+            found = self._set_aside(path)
+        if found:
+            self._changed()
+        return found
 
     def free(self, nbytes: int) -> int:
         """Remove old objects until *nbytes* are free; return what was freed. For a full device."""
@@ -96,9 +117,29 @@ class Space:
                 self._discard_orphan(name)
             except OSError as error:
                 _log.warning("file.reclaim_failed name=%s error=%s", name, error)
+        self._changed()
 
     def enforce(self) -> None:
         """The folder takes no more than the capacity, as far as its files can be removed."""
+
+    def _with_books(self) -> CountedSpace:
+        return CountedSpace(
+            self._folder,
+            quarantine_count=self._quarantine_count,
+            evictor=self._evictor,
+            capacity_nbytes=None,
+            eviction_ratio=1.0,
+        )
+
+    def _changed(self) -> None:
+        """What this instance has just changed without books is in those that somebody may have begun to keep."""
+        counts = self._counts
+        if not self._ledger.is_kept():
+            return
+        with self._ledger.locked() as account:
+            if self._counts == counts:  # else another thread has begun a count since
+                self._counts += 1
+                account.count(self._evictor.look_around)
 
     def _publish(self, draft: Draft, path: str, key: bytes) -> None:
         if _is_hashed_path(path):
@@ -158,6 +199,9 @@ class CountedSpace(Space):
         super().__init__(folder, quarantine_count=quarantine_count, evictor=evictor)
         self.capacity_nbytes = capacity_nbytes
         self._eviction_ratio = eviction_ratio
+
+    def current(self) -> Space:
+        return self
 
     def create(self, nbytes: int, *, key: bytes, path: str, flags: int) -> Draft:
         needed = charge_of(nbytes) + (charge_of(len(key)) if _is_hashed_path(path) else 0)
@@ -220,9 +264,12 @@ class CountedSpace(Space):
         goal = lowered if lowered >= 0 else capacity - needed
         account.add(-self._evictor.free(account.used_nbytes - goal))
         if account.used_nbytes + needed > capacity:
-            account.open_with(self._evictor.look_around())
+            account.count(self._evictor.look_around)
             account.add(-self._evictor.free(account.used_nbytes - goal))
         return account.used_nbytes + needed <= capacity
+
+    def _changed(self) -> None:
+        """The books have followed the change."""
 
     def _discard_orphan(self, name: str) -> None:
         temp = Temp.parse(name)
@@ -233,8 +280,8 @@ class CountedSpace(Space):
     @contextmanager
     def _books(self) -> Iterator[Account]:
         with self._ledger.locked() as account:
-            if not account.kept:  # somebody removed the file
-                account.open_with(self._evictor.look_around())
+            if not account.kept:  # somebody removed the file, or was killed while counting
+                account.count(self._evictor.look_around)
             yield account
 
     @contextmanager
@@ -251,19 +298,25 @@ class CountedSpace(Space):
         return sum(charge_at(entry.path) for entry in scan(self._folder.quarantine))
 
 
+class LookedAtSpace(Space):
+    """The folder of a store that is only looked at: other instances need not know, and there is nothing to count."""
+
+    writable = False
+
+    def current(self) -> Space:
+        return self
+
+
 def open_space(folder: Folder, options: FileOptions, *, alone: bool) -> Space:
     """Return the folder's space for one more instance; books are kept while anybody has a capacity.
 
     Args:
         alone: nobody else has the folder open: the books are made anew, or dropped.
     """
-    evictor = Evictor(folder)
+    evictor = Evictor(folder, keep_prefixes=options.keep_prefixes)
     with Ledger(folder.ledger).locked() as account:
-        capped = options.capacity_nbytes is not None
-        if not alone and capped and not account.kept:
-            _log.warning("file.uncounted_writers path=%s what they write is counted at the next scan", folder.root)
-        if capped and (alone or not account.kept):
-            account.open_with(evictor.look_around())
+        if options.capacity_nbytes is not None and (alone or not account.kept):
+            account.count(evictor.look_around)
         elif alone:
             account.abandon()
         kept = account.kept
@@ -276,6 +329,11 @@ def open_space(folder: Folder, options: FileOptions, *, alone: bool) -> Space:
         capacity_nbytes=options.capacity_nbytes,
         eviction_ratio=options.eviction_ratio,
     )
+
+
+def look_into(folder: Folder) -> Space:
+    """Return the folder's space for an instance that only looks: it opens and changes nothing."""
+    return LookedAtSpace(folder, quarantine_count=0, evictor=Evictor(folder, keep_prefixes=()))
 
 
 def _is_hashed_path(path: str) -> bool:

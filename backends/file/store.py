@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,18 @@ from hicache_storage.backends.file.folder import Folder, Membership, make_durabl
 from hicache_storage.backends.file.listing import objects_in
 from hicache_storage.backends.file.names import object_path
 from hicache_storage.backends.file.options import FileOptions
-from hicache_storage.backends.file.space import Space, open_space
+from hicache_storage.backends.file.recency import UseTimes
+from hicache_storage.backends.file.space import Space, look_into, open_space
 from hicache_storage.backends.io_threads import IOThreads
-from hicache_storage.errors import ConfigError, CorruptObject, RangeError, StoreError, StoreFull, StoreUnavailable
+from hicache_storage.errors import (
+    ConfigError,
+    CorruptObject,
+    RangeError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    Unsupported,
+)
 from hicache_storage.store import ObjectStore, check_key
 from hicache_storage.types import (
     ALREADY_THERE,
@@ -56,7 +64,8 @@ class FileStore(ObjectStore):
     Any number of instances, threads, processes and forked children may use one folder at once.
     Without a capacity no operation but `list_keys` and `quarantine` reads a directory, and no books
     are kept. With one, it holds for the folder as a whole (`space`), and a file's modification time
-    is when the object was last used.
+    is when the object was last used (`recency`): a later use always has a later time, along the keys of one
+    `touch_many` too, and eviction goes by that order exactly.
 
     A killed process damages nothing at any setting. What a power failure takes depends on ``fsync``:
     with ``none`` objects of the last seconds may be gone or cut short, which a reader notices by their
@@ -64,6 +73,8 @@ class FileStore(ObjectStore):
 
     Raises:
         ConfigError: the path cannot be a store's folder, or its filesystem lacks what an option needs.
+        StoreUnavailable: something else is in the folder's place, or nothing and ``create`` is off.
+        AccessDenied: ``create`` is off and the folder cannot be read.
     """
 
     name = BACKEND
@@ -71,36 +82,41 @@ class FileStore(ObjectStore):
     capabilities = Capabilities()
 
     def __init__(self, options: FileOptions) -> None:
-        self._folder = Folder.prepare(options.path)
+        self._folder = Folder.prepare(options.path) if options.create else Folder.look(options.path)
         self._objects = self._folder.objects
         self._fsync = options.fsync
-        self._direct_flag = os.O_DIRECT if options.direct else 0
+        # Whether O_DIRECT works is found out by writing, so who only looks does without it.
+        direct = options.direct and options.create
+        self._direct_flag = os.O_DIRECT if direct else 0
         self._flags_to_read = _OPEN_TO_LOOK | self._direct_flag
         self._threads = IOThreads(options.io_threads, BACKEND)
+        self._uses = UseTimes()
         self._suspects: set[str] = set()
         self._closed = False
         self._read_range = io.read_range
         self._write_all = io.write_all
         try:
-            if options.direct:
+            if direct:
                 probe(self._folder)
-                direct = DirectIO()
-                self._read_range = direct.read_range
-                self._write_all = direct.write_all
-            self._membership = Membership(self._folder)
-            self._space = self._enter(options)
+                direct_io = DirectIO()
+                self._read_range = direct_io.read_range
+                self._write_all = direct_io.write_all
+            self._membership = Membership(self._folder) if options.create else None
+            self._space = self._enter(options, self._membership)
         except OSError as error:
             reason = f"file option path = {self._folder.root!r}: {error}; expected a folder to read and write files in"
             raise ConfigError(reason) from error
 
-    def _enter(self, options: FileOptions) -> Space:
+    def _enter(self, options: FileOptions, membership: Membership | None) -> Space:
+        if membership is None:
+            return look_into(self._folder)
         try:
-            space = open_space(self._folder, options, alone=self._membership.alone)
+            space = open_space(self._folder, options, alone=membership.alone)
             space.reclaim(options.orphan_age_s)
             space.enforce()
-            self._membership.settle()
+            membership.settle()
         except BaseException:
-            self._membership.close()
+            membership.close()
             raise
         return space
 
@@ -115,6 +131,7 @@ class FileStore(ObjectStore):
         object_nbytes: int | None = None,
     ) -> bool:
         outcomes = [MISS]
+        self._space = self._space.current()
         self._read_block([RangeRead(key, offset, targets, object_nbytes)], outcomes, range(1))
         if outcomes[0].error is not None:
             raise outcomes[0].error
@@ -122,6 +139,7 @@ class FileStore(ObjectStore):
 
     def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
         outcomes = [MISS] * len(reads)
+        self._space = self._space.current()
         self._threads.run(partial(self._read_block, reads, outcomes), _blocks(len(reads), self._threads.count))
         return outcomes
 
@@ -161,7 +179,7 @@ class FileStore(ObjectStore):
         if fd >= 0:
             try:
                 if self._space.tracks_use:
-                    _mark_used(fd)
+                    self._uses.mark(fd)
             finally:
                 os.close(fd)
         return -1
@@ -181,7 +199,10 @@ class FileStore(ObjectStore):
             raise CorruptObject(reason, backend=BACKEND, op="read", key=read.key)
 
     def _check_size(self, fd: int, read: RangeRead, nbytes: int) -> None:
-        size_nbytes = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptObject("it is no regular file", backend=BACKEND, op="read", key=read.key)
+        size_nbytes = status.st_size
         if read.object_nbytes is not None and size_nbytes != read.object_nbytes:
             reason = f"the object has {size_nbytes} bytes instead of {read.object_nbytes}"
             raise CorruptObject(reason, backend=BACKEND, op="read", key=read.key)
@@ -207,7 +228,7 @@ class FileStore(ObjectStore):
 
     def _write(self, write: ObjectWrite) -> WriteResult:
         key = write.key
-        path = self._path_of(key, "write")
+        path = self._path_to_change(key, "write")
         nbytes = write.nbytes
         if self._is_there(key, path, nbytes):
             return WriteResult.ALREADY_THERE
@@ -253,7 +274,7 @@ class FileStore(ObjectStore):
             status = os.fstat(fd)
             there = stat.S_ISREG(status.st_mode) and status.st_size == nbytes
             if there and self._space.tracks_use:
-                _mark_used(fd)
+                self._uses.mark(fd)
         finally:
             os.close(fd)
         return there
@@ -263,18 +284,19 @@ class FileStore(ObjectStore):
         leaf = path.rpartition("/")[0]
         if self._fsync == "full":
             make_durably(Path(leaf))
-        draft = self._space.create(nbytes, key=encoded, path=path, flags=self._direct_flag)
+        space = self._space  # the one that makes a draft has to see it to its end
+        draft = space.create(nbytes, key=encoded, path=path, flags=self._direct_flag)
         try:
             self._write_all(draft.fd, write)
             if self._fsync == "data":
                 os.fdatasync(draft.fd)
             elif self._fsync == "full":
                 os.fsync(draft.fd)
-            if self._space.tracks_use:
-                _mark_used(draft.fd)
-            self._space.publish(draft, path, encoded)
+            if space.tracks_use:
+                self._uses.mark(draft.fd)
+            space.publish(draft, path, encoded)
         finally:
-            self._space.discard(draft)
+            space.discard(draft)
         if self._fsync == "full":
             sync_folder(leaf)
 
@@ -308,21 +330,21 @@ class FileStore(ObjectStore):
 
     def touch_many(self, keys: Sequence[str]) -> list[Outcome]:
         outcomes = self.exists_many(keys)
+        self._space = self._space.current()
         if self._space.tracks_use:
-            for key, outcome in zip(keys, outcomes, strict=True):
-                if outcome is HIT:
-                    _mark_used(self._path_of(key, "touch"))
+            there = (key for key, outcome in zip(keys, outcomes, strict=True) if outcome is HIT)
+            self._uses.mark_in_order([self._objects + object_path(key) for key in there])
         return outcomes
 
     def delete(self, key: str) -> bool:
-        path = self._path_of(key, "delete")
+        path = self._path_to_change(key, "delete")
         try:
             return self._space.remove(path)
         except OSError as error:
             raise store_error(error, op="delete", key=key) from error
 
     def quarantine(self, key: str) -> bool:
-        path = self._path_of(key, "quarantine")
+        path = self._path_to_change(key, "quarantine")
         try:
             return self._space.set_aside(path)
         except OSError as error:
@@ -335,7 +357,17 @@ class FileStore(ObjectStore):
     def close(self) -> None:
         self._closed = True
         self._threads.close()
-        self._membership.close()
+        if self._membership is not None:
+            self._membership.close()
+
+    def _path_to_change(self, key: str, op: str) -> str:
+        """Return where the object lies; whoever changes something there does it in the current space."""
+        path = self._path_of(key, op)
+        space = self._space = self._space.current()
+        if not space.writable:
+            reason = f"the store at {self._folder.root!r} was opened only to look at it (create = False)"
+            raise Unsupported(reason, backend=BACKEND, op=op, key=key)
+        return path
 
     def _path_of(self, key: str, op: str) -> str:
         try:
@@ -359,13 +391,3 @@ def _blocks(count: int, threads: int) -> list[range]:
     """
     step = max(2, min(8, count // (4 * threads) & ~1))
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
-
-
-def _mark_used(file: int | str) -> None:
-    """The file's times are now, to the nanosecond; the kernel's own stamps are several milliseconds coarse."""
-    now_ns = time.time_ns()
-    try:
-        os.utime(file, ns=(now_ns, now_ns))
-    except OSError:
-        # Gone meanwhile, or another user's: it stays as old as it is, which costs a hit at worst.
-        return

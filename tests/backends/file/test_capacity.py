@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import random
 import subprocess
@@ -19,43 +18,20 @@ import pytest
 from hicache_storage.backends.file import FileStore
 from hicache_storage.errors import StoreFull
 from hicache_storage.types import ObjectWrite, RangeRead, Status, WriteResult
+from tests.backends.file.books import (
+    PAGE,
+    booked_nbytes,
+    charged_nbytes,
+    forbid_unlink,
+    frozen_used_nbytes,
+    there,
+    used_nbytes,
+)
 
 KIB = 1024
-PAGE = bytes(16 * KIB)
 
 OpenStore = Callable[..., FileStore]
 FileOf = Callable[[str], Path]
-
-
-def used_nbytes(root: Path) -> int:
-    """Return the blocks that all files of the folder take, the two lock files left out; each file once."""
-    taken: dict[int, int] = {}
-    for folder, _, names in os.walk(root):
-        for name in names:
-            status = (Path(folder) / name).lstat()
-            taken[status.st_ino] = 0 if name in (".lock", ".ledger") else 512 * status.st_blocks
-    return sum(taken.values())
-
-
-def frozen_used_nbytes(root: Path) -> int:
-    """Return `used_nbytes` of one moment: nobody changes what the folder takes while the ledger is locked."""
-    with (root / ".ledger").open() as ledger:
-        fcntl.flock(ledger, fcntl.LOCK_EX)
-        return used_nbytes(root)
-
-
-def booked_nbytes(root: Path) -> int:
-    return int((root / ".ledger").read_text())
-
-
-def charged_nbytes(root: Path) -> int:
-    """Return what the files should be charged, counted by hand."""
-    files = [path for part in ("objects", "tmp", "quarantine") for path in (root / part).rglob("*") if path.is_file()]
-    return sum(-(-path.stat().st_size // 4096) * 4096 for path in files)
-
-
-def there(store: FileStore, keys: list[str]) -> list[str]:
-    return [key for key, outcome in zip(keys, store.exists_many(keys), strict=True) if outcome]
 
 
 def test_two_instances_never_take_more_than_the_capacity(root: Path, open_store: OpenStore) -> None:
@@ -245,6 +221,23 @@ def test_a_reopened_store_knows_its_use_and_order(root: Path, open_store: OpenSt
     assert there(store, keys) == ["k0", "k5", "k6", "k7"]
 
 
+def test_what_a_smaller_store_has_left_is_not_counted_again_when_it_is_put_again(
+    root: Path, open_store: OpenStore
+) -> None:
+    keys = [f"k{i}" for i in range(8)]
+    with open_store(capacity_nbytes=1 << 20) as store:
+        store.write_many([ObjectWrite(key, [PAGE]) for key in keys])
+    store = open_store(capacity_nbytes=4 * len(PAGE), eviction_ratio=1.0)
+    left = there(store, keys)
+    assert len(left) == 4
+
+    again = [outcome.status for outcome in store.write_many([ObjectWrite(key, [PAGE]) for key in left])]
+
+    assert again == [Status.ALREADY_THERE] * 4
+    assert there(store, keys) == left
+    assert booked_nbytes(root) == charged_nbytes(root) == 4 * len(PAGE)
+
+
 def test_the_first_to_open_counts_what_is_there(root: Path, open_store: OpenStore, file_of: FileOf) -> None:
     with open_store(capacity_nbytes=1 << 20) as store:
         store.write("k", [PAGE])
@@ -314,6 +307,24 @@ def test_a_file_that_cannot_be_removed_is_passed_over(
     assert there(store, ["k0", "k1", "new-4", "new-5", "new-6", "new-7"]) == ["k0", "new-5", "new-6", "new-7"]
 
 
+def test_a_file_that_could_not_be_removed_once_goes_later(
+    root: Path, open_store: OpenStore, file_of: FileOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(capacity_nbytes=4 * len(PAGE), eviction_ratio=1.0)
+    for i in range(4):
+        store.write(f"k{i}", [PAGE])
+    refusals = iter([True])
+    forbid_unlink(monkeypatch, lambda path: path == str(file_of("k0")) and next(refusals, False))
+
+    assert store.write("new", [PAGE]) is WriteResult.STORED
+    assert there(store, ["k0", "k1"]) == ["k0"]
+    for i in range(4):
+        assert store.write(f"new-{i}", [PAGE]) is WriteResult.STORED
+
+    assert there(store, ["k0", "k1", "k2", "k3"]) == []
+    assert booked_nbytes(root) == charged_nbytes(root)
+
+
 def test_a_store_of_which_nothing_can_be_removed_is_full(
     root: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,14 +386,3 @@ def fail_first_writes(monkeypatch: pytest.MonkeyPatch, count: int, code: int) ->
 
     monkeypatch.setattr(os, "pwritev", failing)
     return attempts
-
-
-def forbid_unlink(monkeypatch: pytest.MonkeyPatch, forbidden: Callable[[str], bool]) -> None:
-    real = os.unlink
-
-    def unlink(path: str | Path, **rest: int) -> None:
-        if forbidden(str(path)):
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
-        real(path, **rest)
-
-    monkeypatch.setattr(os, "unlink", unlink)

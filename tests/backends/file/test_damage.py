@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def write_six(store: FileStore) -> None:
     assert all(store.write_many([ObjectWrite(f"page-{i}", [BODY]) for i in range(6)]))
 
 
+def plant_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        # A socket's address is short, and the path need not be: it goes through the folder's descriptor.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+
+
 @pytest.mark.parametrize("nbytes", DAMAGED_SIZES)
 def test_an_object_of_the_wrong_size_is_corrupt_and_healed_by_the_next_write(
     store: FileStore, file_of: FileOf, nbytes: int
@@ -58,6 +69,22 @@ def test_a_folder_in_an_objects_place_is_corrupt_and_healed_by_the_next_write(
     assert store.stat("page-3") is None
     assert [bool(outcome) for outcome in store.exists_many(["page-2", "page-3"])] == [True, False]
     assert read_six(store) == [Status.HIT] * 3 + [CorruptObject] + [Status.HIT] * 2
+    assert store.write("page-3", [BODY]) is WriteResult.STORED
+    assert read_six(store) == [Status.HIT] * 6
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, plant_socket], ids=["pipe", "socket"])
+def test_a_pipe_or_a_socket_in_an_objects_place_makes_no_reader_wait(
+    store: FileStore, file_of: FileOf, plant: Callable[[Path], None]
+) -> None:
+    write_six(store)
+    file_of("page-3").unlink()
+    plant(file_of("page-3"))
+
+    assert read_six(store) == [Status.HIT] * 3 + [CorruptObject] + [Status.HIT] * 2
+    with pytest.raises(CorruptObject):
+        store.read_into("page-3", 0, [])
+    assert store.quarantine("page-3") is True
     assert store.write("page-3", [BODY]) is WriteResult.STORED
     assert read_six(store) == [Status.HIT] * 6
 

@@ -114,4 +114,4 @@ def test_a_filesystem_that_refuses_is_named_at_construction(
 
 
 def test_the_probe_leaves_nothing(store: FileStore, root: Path) -> None:
-    assert sorted(path.name for path in root.iterdir()) == [".ledger", ".lock", "objects", "tmp"]
+    assert sorted(path.name for path in root.iterdir()) == [".door", ".ledger", ".lock", "objects", "tmp"]

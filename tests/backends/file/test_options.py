@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.backends.file import FileOptions, FileStore
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, StoreUnavailable
 
 OpenStore = Callable[..., FileStore]
 
@@ -21,14 +21,29 @@ def test_a_missing_folder_is_made(open_store: OpenStore, root: Path) -> None:
     assert (root / "a" / "b" / "objects").is_dir()
 
 
-def test_a_file_in_the_folders_place_is_refused(open_store: OpenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize("below", [".", "deeper", "deeper/still"])
+def test_a_file_in_the_folders_place_is_named_for_what_it_is(
+    open_store: OpenStore, tmp_path: Path, below: str, create: bool
+) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
 
-    with pytest.raises(ConfigError, match=f"path = '{file}'.*expected a folder"):
-        open_store(path=file)
+    with pytest.raises(StoreUnavailable, match=f"path = '{file / below}'.*{file} is a regular file.*expected a folder"):
+        open_store(path=file / below, create=create)
 
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_link_that_leads_nowhere_is_named_for_what_it_is(open_store: OpenStore, tmp_path: Path, create: bool) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(StoreUnavailable, match=f"path = '{link}'.*symbolic link that leads nowhere"):
+        open_store(path=link, create=create)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
