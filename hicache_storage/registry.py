@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from hicache_storage.config import Setting, from_mapping, resolve
@@ -33,9 +34,15 @@ class ResolvedStore:
     middleware: MiddlewareOptions
     settings: tuple[Setting, ...]
 
-    def open(self) -> ObjectStore:
-        """Return the open store with its layers; the caller closes it."""
-        store = self.store_type(self.options)  # type: ignore[call-arg]  # by contract, see ObjectStore
+    def open(self, *, looking: bool = False) -> ObjectStore:
+        """Return the open store with its layers; the caller closes it.
+
+        Args:
+            looking: turn the backend's option ``create`` off, if it has one: what is not there is not
+                made. All other options stay as they are.
+        """
+        options = _looking_only(self.options) if looking else self.options
+        store = self.store_type(options)  # type: ignore[call-arg]  # by contract, see ObjectStore
         try:
             return wrap(store, self.middleware)
         except BaseException:
@@ -43,17 +50,19 @@ class ResolvedStore:
             raise
 
 
-def open_store(target: str, options: Mapping[str, object] | None = None) -> ObjectStore:
+def open_store(target: str, options: Mapping[str, object] | None = None, *, looking: bool = False) -> ObjectStore:
     """Return an open store for *target*; the caller closes it.
 
     Args:
         target: a registered name (``file``), a URL (``file:///mnt/kv?io_threads=8``) or ``module:Class``.
         options: options by name, as ``--hicache-storage-backend-extra-config`` gives them.
+        looking: make nothing that is not there, see `ResolvedStore.open`.
 
     Raises:
         ConfigError: no such backend, a missing package, or a wrong option.
+        StoreUnavailable: the store cannot be reached, or is not there and was only to be looked at.
     """
-    return resolve_store(target, from_mapping(options or {}, "options")).open()
+    return resolve_store(target, from_mapping(options or {}, "options")).open(looking=looking)
 
 
 def resolve_store(target: str, extra: Mapping[str, Setting], environ: Mapping[str, str] | None = None) -> ResolvedStore:
@@ -96,6 +105,14 @@ def known_backends() -> dict[str, EntryPoint]:
     return found
 
 
+def _looking_only(options: object) -> object:
+    """Return *options* with ``create`` off, or as they are if they have no such option."""
+    if not is_dataclass(options) or isinstance(options, type):
+        return options
+    has_create = any(field.name == "create" and field.default is True for field in fields(options))
+    return replace(options, create=False) if has_create else options
+
+
 def _split_middleware(source: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:
     """Return the backend's own settings and those of the layers: an object ``middleware``, or ``middleware.<option>``."""
     own: dict[str, Setting] = {}
@@ -121,7 +138,8 @@ def _load(name: str) -> type[ObjectStore]:
     known = known_backends()
     if name not in known:
         raise ConfigError(
-            f"no storage backend {name!r}; known are {', '.join(sorted(known))}; any other class can be named as module:Class"
+            f"no storage backend {name!r}{_folder_hint(name)}; known are {', '.join(sorted(known))}; "
+            "any other class can be named as module:Class"
         )
     point = known[name]
     try:
@@ -133,6 +151,11 @@ def _load(name: str) -> type[ObjectStore]:
     except AttributeError as error:
         raise ConfigError(f"backend {name!r} of {_owner(point)} cannot be loaded: {error}") from error
     return _checked(loaded, point.value)
+
+
+def _folder_hint(target: str) -> str:
+    """Return how a folder is written, where *target* looks like one."""
+    return f", the folder is written {Path(target).absolute().as_uri()}" if "/" in target else ""
 
 
 def _install(point: EntryPoint) -> str:
@@ -148,7 +171,8 @@ def _import(target: str) -> type[ObjectStore]:
     try:
         loaded = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"backend {target!r} cannot be imported: {error}; expected module:Class") from error
+        url = f"a URL is written {module}://{name}; " if name.startswith("/") else ""
+        raise ConfigError(f"backend {target!r} cannot be imported: {error}; {url}expected module:Class") from error
     return _checked(loaded, target)
 
 

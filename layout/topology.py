@@ -119,9 +119,15 @@ class Topology:
         replicated head the first one writes.
         """
         _check_rank("tp_rank", tp_rank, self.tp)
-        if shape.is_mla:
-            return tp_rank == 0
-        return tp_rank % max(1, self.tp // shape.num_kv_heads) == 0
+        return tp_rank in self.writing_tp_ranks(shape)
+
+    def copies(self, shape: KVShape) -> int:
+        """Return how many TP ranks of a stage hold the same bytes: all for MLA, those that share a head otherwise."""
+        return self.tp if shape.is_mla else max(1, self.tp // shape.num_kv_heads)
+
+    def writing_tp_ranks(self, shape: KVShape) -> range:
+        """Return the elected TP ranks of each stage, one for each shard that differs; see `is_writer`."""
+        return range(0, self.tp, self.copies(shape))
 
 
 def _check_rank(name: str, rank: int, size: int) -> None:

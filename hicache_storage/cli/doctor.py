@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, store_target
 from hicache_storage.cli.output import print_json, print_table
 from hicache_storage.config import Secret, Setting
 from hicache_storage.errors import CorruptObject, HiCacheError
@@ -38,13 +39,19 @@ class Check:
     nbytes: int = 0
 
 
+_EXAMPLES = """hicache doctor --store file:///mnt/kv
+hicache doctor --hicache-storage-backend s3 --hicache-storage-backend-extra-config @s3.toml --json"""
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "doctor",
-        help="check a deployment's store end to end",
+        summary="check a deployment's store end to end",
         description="Show where every option comes from, then write, look up, read in ranges, verify, list and delete "
         "a probe object. Nothing else in the store is touched. Exit status 3 if the store cannot be used.",
+        examples=_EXAMPLES,
     )
     add_store_arguments(parser)
     add_json_argument(parser)
@@ -169,6 +176,18 @@ def _median(prepare: Callable[[], object], operation: Callable[[], object]) -> f
     return sorted(times)[_ROUNDS // 2]
 
 
+def plain_value(value: object) -> object:
+    """Return an option's value as JSON shows it: numbers, booleans and lists as such, secrets masked, the rest as text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_value(item) for item in value]
+    if value is None or type(value) in (bool, int, str):
+        return value
+    # JSON has no infinity.
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
 def _shown(setting: Setting) -> str:
     return "***" if isinstance(setting.value, Secret) else str(setting.value)
 
@@ -176,13 +195,13 @@ def _shown(setting: Setting) -> str:
 def _document(backend: str, settings: tuple[Setting, ...], checks: list[Check], status: int) -> dict[str, object]:
     return {
         "backend": backend,
-        "options": {s.name: {"value": _shown(s), "source": s.source} for s in settings},
+        "options": {s.name: {"value": plain_value(s.value), "source": s.source} for s in settings},
         "checks": [
             {
                 "name": check.name,
                 "passed": check.passed,
                 "detail": check.detail,
-                "seconds": check.seconds,
+                "seconds": check.seconds or None,
                 "gb_s": check.nbytes / check.seconds / 1e9 if check.seconds and check.nbytes else None,
             }
             for check in checks

@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, open_to_look
 from hicache_storage.cli.output import human_time, print_json, printable
-from hicache_storage.engine_integration.page_store import Descriptor, digest_of_descriptor
-from hicache_storage.engine_integration.page_store.inspect import describe
+from hicache_storage.engine_integration.page_store import Descriptor, digest_of_descriptor, read_descriptor
+from hicache_storage.errors import CorruptObject, LayoutError
 from hicache_storage.layout import ObjectKey
 from hicache_storage.store import ObjectStore
 
 _DESCRIPTOR_PREFIX = "namespace_"
+_FOUND, _MISSING, _DAMAGED = "found", "missing", "damaged"
+
+_EXAMPLES = """hicache explain KEY --store file:///mnt/kv
+hicache explain KEY --offline"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "explain",
-        help="read a key back: model, dtype, page, layers, heads",
+        summary="read a key back: model, dtype, page, layers, heads",
         description="Take a key apart and say what it stands for, with the namespace's description from the store, "
         "whether the object is there, and in which fields other namespaces of the store differ from its own: that is "
         "why a reader of another deployment misses it.",
+        examples=_EXAMPLES,
     )
     parser.add_argument("key", metavar="KEY", help="an object's key")
     parser.add_argument("--offline", action="store_true", help="explain the key alone, without a store")
@@ -32,14 +38,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain the key; MISSING if the object is not in the store."""
+    """Explain the key; CORRUPT if the namespace's description is damaged, MISSING if the object is not there."""
     key = ObjectKey.parse(args.key)
     if args.offline:
         _print(args.json, _of_key(key))
         return exit_codes.DONE
-    with store_target(args).open() as store:
+    with open_to_look(args) as store:
         explained = _of_key(key) | _of_store(store, key)
     _print(args.json, explained)
+    if explained["description"] == _DAMAGED:
+        return exit_codes.CORRUPT
     return exit_codes.DONE if explained["in_store"] else exit_codes.MISSING
 
 
@@ -55,17 +63,30 @@ def _of_key(key: ObjectKey) -> dict[str, object]:
 
 def _of_store(store: ObjectStore, key: ObjectKey) -> dict[str, object]:
     info = store.stat(str(key))
-    descriptor = describe(store, key.namespace_digest)
+    descriptor, problem = _description(store, key.namespace_digest)
     explained: dict[str, object] = {
         "in_store": info is not None,
         "nbytes": info.nbytes if info is not None else None,
         "modified_s": info.modified_s if info is not None else None,
+        "description": _DAMAGED if problem else _MISSING if descriptor is None else _FOUND,
+        "description_problem": problem or None,
         "fields": descriptor.fields if descriptor is not None else None,
         "heads": _heads(key, descriptor),
     }
     if store.capabilities.listing:
         explained["other_namespaces"] = _others(store, key.namespace_digest, descriptor)
     return explained
+
+
+def _description(store: ObjectStore, digest: str) -> tuple[Descriptor | None, str]:
+    """Return what the store says of a namespace, and what is wrong with a description that cannot be trusted."""
+    try:
+        found = read_descriptor(store, digest)
+    except (LayoutError, CorruptObject) as error:
+        return None, str(error)
+    if found is not None and found.digest != digest:
+        return None, f"it describes {found.digest}"
+    return found, ""
 
 
 def _heads(key: ObjectKey, descriptor: Descriptor | None) -> list[int] | None:
@@ -76,18 +97,22 @@ def _heads(key: ObjectKey, descriptor: Descriptor | None) -> list[int] | None:
 
 
 def _others(store: ObjectStore, digest: str, descriptor: Descriptor | None) -> list[dict[str, object]]:
-    """Return every other namespace of the store and in which fields it differs from this one."""
+    """Return every other namespace of the store and in which fields it differs; None without anything to compare."""
     others: list[dict[str, object]] = []
     for info in store.list_keys(_DESCRIPTOR_PREFIX):
         other = digest_of_descriptor(info.key)
-        found = describe(store, other) if other is not None and other != digest else None
-        if found is None:
-            continue
-        mine = descriptor.fields if descriptor is not None else {}
-        names = sorted(mine.keys() | found.fields.keys())
-        differing = {n: [mine.get(n), found.fields.get(n)] for n in names if mine.get(n) != found.fields.get(n)}
-        others.append({"digest": found.digest, "differs_in": differing})
+        found = _description(store, other)[0] if other is not None and other != digest else None
+        if found is not None:
+            others.append({"digest": found.digest, "differs_in": _differing(descriptor, found)})
     return sorted(others, key=lambda entry: str(entry["digest"]))
+
+
+def _differing(mine: Descriptor | None, theirs: Descriptor) -> dict[str, list[object]] | None:
+    if mine is None:
+        return None
+    names = sorted(mine.fields.keys() | theirs.fields.keys())
+    pairs: dict[str, list[object]] = {name: [mine.fields.get(name), theirs.fields.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _print(as_json: bool, explained: dict[str, object]) -> None:
@@ -115,16 +140,30 @@ def _print_store(explained: dict[str, object]) -> None:
     if isinstance(fields, dict):
         for name, value in fields.items():
             print(f"           {printable(name)} = {printable(value)}")
+    elif explained["description"] == _DAMAGED:
+        print(f"           the description is damaged: {printable(explained['description_problem'])}")
     else:
-        print("           the store has no description of this namespace: nobody wrote a page of it here")
+        print("           no description in the store: cannot say what the namespace holds")
     if explained["in_store"]:
         modified = explained["modified_s"]
-        print(
-            f"object     in the store, {explained['nbytes']} bytes, {human_time(modified if isinstance(modified, float) else None)}"
-        )
+        age = human_time(modified if isinstance(modified, float) else None)
+        print(f"object     in the store, {explained['nbytes']} bytes, {age}")
     else:
-        print("object     not in the store")
-    for other in others if isinstance(others, list) else []:
+        nobody = "; it seems that nobody wrote a page of it here" if explained["description"] == _MISSING else ""
+        print(f"object     not in the store{nobody}")
+    if isinstance(others, list) and others:
+        _print_others(others, compared=isinstance(fields, dict))
+
+
+def _print_others(others: list[dict[str, dict[str, list[object]]]], *, compared: bool) -> None:
+    if not compared:
+        print(f"\nother namespaces here, not compared: {', '.join(printable(other['digest']) for other in others)}")
+        return
+    for other in others:
         print(f"\nreaders of {printable(other['digest'])} do not see it; theirs differs in")
         for name, (mine, theirs) in other["differs_in"].items():
-            print(f"           {printable(name)}: {mine!r} here, {theirs!r} there")
+            print(f"           {printable(name)}: {_set(mine)} here, {_set(theirs)} there")
+
+
+def _set(value: object) -> str:
+    return "not set" if value is None else repr(value)

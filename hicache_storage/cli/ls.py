@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import islice
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
-from hicache_storage.cli.output import human_nbytes, human_time, print_json, print_table, progress
+from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, open_to_look
+from hicache_storage.cli.output import human_nbytes, human_time, print_json, print_table, progress, say
 from hicache_storage.engine_integration.page_store import digest_of_descriptor
 from hicache_storage.engine_integration.page_store.inspect import NamespaceUsage, describe, usage_by_namespace
 from hicache_storage.errors import LayoutError
@@ -16,21 +16,27 @@ from hicache_storage.layout import ObjectKey
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import ObjectInfo
 
+_EXAMPLES = """hicache ls --store file:///mnt/kv
+hicache ls --store file:///mnt/kv --objects --limit 20
+hicache ls 3f5a --store redis://localhost --json"""
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "ls",
-        help="list namespaces or objects",
+        summary="list namespaces or objects",
         description="List the namespaces of a store with what each one stands for, or, with a PREFIX or --objects, "
         "the objects themselves. Exit status 1 if there is nothing to list.",
+        examples=_EXAMPLES,
     )
     parser.add_argument("prefix", nargs="?", metavar="PREFIX", help="only objects whose key starts with this")
     parser.add_argument("--objects", action="store_true", help="list objects instead of namespaces")
     parser.add_argument(
         "--namespace", metavar="DIGEST", help="only objects of this namespace: ukv1-... or its beginning"
     )
-    parser.add_argument("--limit", type=_limit, metavar="N", help="stop after N objects (default: all)")
+    parser.add_argument("--limit", type=_limit, metavar="N", help="list at most N (default: all)")
     add_store_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
@@ -38,10 +44,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """List; MISSING if there is nothing."""
-    with store_target(args).open() as store:
-        if args.objects or args.prefix or args.namespace:
-            return _list_objects(args, store)
-        return _list_namespaces(args, store)
+    with open_to_look(args) as store:
+        by_object = args.objects or args.prefix or args.namespace
+        found = _list_objects(args, store) if by_object else _list_namespaces(args, store)
+    if not found:
+        say(f"hicache: {_nothing(args)}")
+    return exit_codes.DONE if found else exit_codes.MISSING
+
+
+def _nothing(args: argparse.Namespace) -> str:
+    """Say what there is nothing of."""
+    chosen = [f"whose key starts with {args.prefix!r}"] if args.prefix else []
+    chosen += [f"of a namespace {args.namespace!r}"] if args.namespace else []
+    return f"no object {' and '.join(chosen)}" if chosen else "the store is empty"
 
 
 def _limit(text: str) -> int:
@@ -51,7 +66,8 @@ def _limit(text: str) -> int:
     return limit
 
 
-def _list_objects(args: argparse.Namespace, store: ObjectStore) -> int:
+def _list_objects(args: argparse.Namespace, store: ObjectStore) -> bool:
+    """Print the objects; say whether there are any."""
     infos: Iterable[ObjectInfo] = store.list_keys(args.prefix or "")
     if args.namespace:
         infos = (info for info in infos if _namespace_of(info.key).startswith(args.namespace))
@@ -61,7 +77,7 @@ def _list_objects(args: argparse.Namespace, store: ObjectStore) -> int:
     else:
         rows = ([info.key, info.nbytes, human_time(info.modified_s)] for info in found)
         print_table(["key", "bytes", "modified"], rows)
-    return exit_codes.DONE if found else exit_codes.MISSING
+    return bool(found)
 
 
 def _namespace_of(key: str) -> str:
@@ -74,9 +90,11 @@ def _namespace_of(key: str) -> str:
         return ""
 
 
-def _list_namespaces(args: argparse.Namespace, store: ObjectStore) -> int:
+def _list_namespaces(args: argparse.Namespace, store: ObjectStore) -> bool:
+    """Print the namespaces, the largest first; say whether there are any."""
     usage = usage_by_namespace(progress(store.list_keys(""), total=None, label="objects"))
-    rows = [_row(store, entry) for entry in sorted(usage.values(), key=lambda entry: -entry.nbytes)]
+    largest = sorted(usage.values(), key=lambda entry: -entry.nbytes)
+    rows = [_row(store, entry) for entry in largest[: args.limit]]
     if args.json:
         print_json({"namespaces": rows})
     else:
@@ -84,7 +102,7 @@ def _list_namespaces(args: argparse.Namespace, store: ObjectStore) -> int:
             ["namespace", "model", "dtype", "page", "grid", "pages", "objects", "size"],
             [_cells(row) for row in rows],
         )
-    return exit_codes.DONE if rows else exit_codes.MISSING
+    return bool(rows)
 
 
 def _row(store: ObjectStore, entry: NamespaceUsage) -> dict[str, object]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from hicache_storage.cli import doctor, exit_codes, explain, ls, plan, stat, verify
 from hicache_storage.cli.demo import command as demo
-from hicache_storage.cli.output import say
+from hicache_storage.cli.output import give_up, say
 from hicache_storage.errors import HiCacheError
 
 _COMMANDS = (demo, plan, ls, stat, explain, verify, doctor)
-_EXIT_CODES = "exit status: 0 done, 1 missing, 2 usage or configuration, 3 store unreachable, 4 corrupt data"
+_EXIT_CODES = (
+    "exit status: 0 done, 1 missing, 2 usage or configuration, 3 store unreachable, 4 corrupt data, 130 interrupted"
+)
 _INTERRUPTED = 130
+_OUTPUT_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write to a full or failing disk says. Stores turn theirs into errors of ours."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,13 +32,21 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"hicache {version('hicache-storage')}")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log more to stderr; twice for debugging")
+    _add_verbose(parser, 0)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)
     for subparser in commands.choices.values():
-        subparser.epilog = f"{subparser.epilog}\n\n{_EXIT_CODES}" if subparser.epilog else _EXIT_CODES
+        # Here it has no default, which would undo what was given before the command.
+        _add_verbose(subparser, argparse.SUPPRESS)
+        subparser.epilog = f"{subparser.epilog}\n\n{_EXIT_CODES}"
     return parser
+
+
+def _add_verbose(parser: argparse.ArgumentParser, default: object) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=default, help="log more to stderr; -vv for debugging"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,11 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our pipe has seen enough; the interpreter must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our pipe has seen enough.
+        give_up(sys.stdout)
         return exit_codes.DONE
+    except OSError as error:
+        if error.errno not in _OUTPUT_TROUBLE or error.filename is not None:
+            raise
+        give_up(sys.stdout)
+        say(f"hicache: the output cannot be written: {error.strerror}")
+        return exit_codes.USAGE
     except KeyboardInterrupt:
         say("hicache: interrupted")
         return _INTERRUPTED

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 
 from hicache_storage.config import Setting, default_backend, load_extra_config
 from hicache_storage.registry import ResolvedStore, resolve_store
+from hicache_storage.store import ObjectStore
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    """Return the parser of a new command; *examples* are command lines and end its help as they are."""
+    lines = examples.splitlines()
+    title = "example" if len(lines) == 1 else "examples"
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, shutil.get_terminal_size().columns - 2),
+        epilog="\n  ".join([f"{title}:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +52,16 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def open_to_look(args: argparse.Namespace) -> ObjectStore:
+    """Return the store that the flags name, open, for a command that only looks: a store that is not there is not made.
+
+    Raises:
+        ConfigError: as `store_target`.
+        StoreUnavailable: there is no such store.
+    """
+    return store_target(args).open(looking=True)
 
 
 def store_target(args: argparse.Namespace) -> ResolvedStore:

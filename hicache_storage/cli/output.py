@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -16,8 +17,7 @@ _BAR_CELLS = 24
 
 def print_json(value: object) -> None:
     """Write *value* to stdout as indented JSON, in ASCII: no locale can refuse it."""
-    json.dump(value, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    print(json.dumps(value, indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -41,6 +41,11 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, thing: str) -> str:
+    """Return ``1 object`` or ``2 objects``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def human_nbytes(nbytes: float) -> str:
     """Return a size for reading: ``1.9 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -58,26 +63,38 @@ def human_time(seconds_since_epoch: float | None) -> str:
 
 
 def say(message: str) -> None:
-    """Write one line for the human to stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Write one line for the human to stderr; nothing happens where that is closed, full or no longer read."""
+    if sys.stderr is not None:
+        try:
+            print(message, file=sys.stderr, flush=True)
+        except OSError:
+            give_up(sys.stderr)
+
+
+def give_up(stream: TextIO) -> None:
+    """Let what is still to be written to *stream* vanish, so that the interpreter does not fail on it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def progress(items: Iterable[T], *, total: int | None, label: str) -> Iterator[T]:
     """Yield *items* and show on stderr how many are done; silent where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
     drawn = 0.0
     count = 0
-    for item in items:
-        yield item
-        count += 1
-        now = time.monotonic()
-        if now - drawn >= _REDRAW_EVERY_S:
-            drawn = now
-            _draw(label, count, total)
-    _draw(label, count, total)
-    sys.stderr.write("\n")
+    try:
+        for item in items:
+            yield item
+            count += 1
+            now = time.monotonic()
+            if now - drawn >= _REDRAW_EVERY_S:
+                drawn = now
+                _draw(label, count, total)
+    finally:
+        # Also where a failure or Ctrl-C ends it: what is said about that starts on a line of its own.
+        _draw(label, count, total)
+        sys.stderr.write("\n")
 
 
 def _draw(label: str, count: int, total: int | None) -> None:

@@ -5,26 +5,36 @@ from __future__ import annotations
 import argparse
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.options import add_json_argument
+from hicache_storage.cli.options import add_command, add_json_argument
 from hicache_storage.cli.output import human_nbytes, print_json, print_table
 from hicache_storage.errors import ConfigError
-from hicache_storage.layout import GridPlan, KVShape, Member, Topology, plan_grid
+from hicache_storage.layout import (
+    GridPlan,
+    KVShape,
+    Member,
+    Obstacle,
+    Topology,
+    advise_without,
+    find_obstacles,
+    plan_grid,
+)
 
-_EXAMPLE = """example:
-  hicache plan --layers 60 --kv-heads 8 --fleet tp4pp2,tp2pp1
-  hicache plan --layers 61 --mla --head-dim 576 --fleet tp8pp1,tp1pp4
-  hicache plan --layers 60 --kv-heads 8 --fleet tp4pp2:31+29,tp2pp1 --readers tp8pp4"""
+_EXAMPLES = """hicache plan --layers 60 --kv-heads 8 --fleet tp4pp2,tp2pp1
+hicache plan --layers 61 --mla --head-dim 576 --fleet tp8pp1,tp1pp4
+hicache plan --layers 60 --kv-heads 8 --fleet tp4pp2:31+29,tp2pp1 --readers tp8pp4"""
+
+_SHOWN_RANKS = 16
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "plan",
-        help="compute the grid for a fleet of topologies",
+        summary="compute the grid for a fleet of topologies",
         description="Compute the coarsest layer x head grid that every topology of a fleet can write, its objects per "
         "page and per rank and their sizes; say what forces it and what would change it.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--layers", type=int, required=True, help="layers of the model")
     kind = parser.add_mutually_exclusive_group(required=True)
@@ -47,11 +57,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; USAGE if a topology of the fleet cannot write it."""
+    """Print the plan, or what stands in its way; USAGE if the fleet cannot share."""
+    shape = _shape(args)
+    writers = _topologies(args.fleet, "--fleet")
+    readers = _topologies(args.readers, "--readers") if args.readers else []
+    obstacles = find_obstacles(shape, writers, readers)
+    if obstacles:
+        advice = advise_without(shape, writers, obstacles)
+        _print_refusal(args, obstacles, advice)
+        return exit_codes.USAGE
     plan = plan_grid(
-        _shape(args),
-        _topologies(args.fleet, "--fleet"),
-        readers=_topologies(args.readers, "--readers") if args.readers else [],
+        shape,
+        writers,
+        readers=readers,
         layer_partition=args.hicache_storage_layer_partition,
         head_partition=args.hicache_storage_head_partition,
     )
@@ -97,6 +115,7 @@ def _document(plan: GridPlan) -> dict[str, object]:
         "page_nbytes": plan.shape.page_nbytes,
         "shareable": plan.shareable,
         "members": [_member_document(member) for member in plan.members],
+        "obstacles": [_obstacle_document(obstacle) for obstacle in plan.obstacles],
         "advice": list(plan.advice),
     }
 
@@ -111,7 +130,34 @@ def _member_document(member: Member) -> dict[str, object]:
         "can_write": member.can_write,
         "why_not": member.misfit,
         "reads_whole_objects": member.whole_objects,
+        "copies": member.copies,
+        "writing_tp_ranks": list(member.writing_tp_ranks),
     }
+
+
+def _obstacle_document(obstacle: Obstacle) -> dict[str, object]:
+    return {"topology": obstacle.topology.name, "reason": obstacle.reason, "advice": list(obstacle.advice)}
+
+
+def _print_refusal(args: argparse.Namespace, obstacles: list[Obstacle], advice: str) -> None:
+    """Print what there is to say of a fleet with topologies that cannot run the model: there is no grid."""
+    if args.json:
+        fields = ("layer_partition", "head_partition", "objects_per_page", "object_nbytes")
+        document: dict[str, object] = dict.fromkeys(fields)
+        listed = [_obstacle_document(obstacle) for obstacle in obstacles]
+        page_nbytes = _shape(args).page_nbytes
+        print_json(
+            document
+            | {"page_nbytes": page_nbytes, "shareable": False, "members": [], "obstacles": listed, "advice": [advice]}
+        )
+        return
+    names = ", ".join(obstacle.topology.name for obstacle in obstacles)
+    print(f"no grid: {names} cannot run this model")
+    for obstacle in obstacles:
+        print(f"\n{obstacle.reason}")
+        for sentence in obstacle.advice:
+            print(f"  {sentence}")
+    print(f"\n{advice}")
 
 
 def _print(plan: GridPlan) -> None:
@@ -128,6 +174,9 @@ def _print(plan: GridPlan) -> None:
         reads = "whole objects" if member.whole_objects else "ranges of objects"
         rows.append([member.topology.name, counts, _writes(member), reads])
     print_table(["topology", "objects per rank", "writes", "reads"], rows)
+    for member in plan.members:
+        if member.copies > 1:
+            print(f"\n{_election(plan, member)}")
     for sentence in plan.advice:
         print(f"\n{sentence}")
     print(f"\nflags: {_flags(plan)}")
@@ -137,6 +186,19 @@ def _writes(member: Member) -> str:
     if member.reads_only:
         return "reader only"
     return "yes" if member.can_write else "NO"
+
+
+def _election(plan: GridPlan, member: Member) -> str:
+    """Say which of the ranks that hold the same bytes write them."""
+    what = "the same rows" if plan.shape.is_mla else "each KV head"
+    held = f"{member.topology.name}: {member.copies} TP ranks of a stage hold {what}"
+    ranks = member.writing_tp_ranks
+    if not ranks:
+        return f"{held}; none of them writes"
+    one = len(ranks) == 1
+    listed = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (f", ... {ranks[-1]}" if len(ranks) > _SHOWN_RANKS else "")
+    rest = member.topology.tp - len(ranks)
+    return f"{held}, one of them writes: TP rank{'' if one else 's'} {listed}; the other {rest} only read"
 
 
 def _flags(plan: GridPlan) -> str:

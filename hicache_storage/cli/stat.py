@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.options import add_json_argument, add_store_arguments, store_target
+from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, open_to_look
 from hicache_storage.cli.output import human_nbytes, human_time, print_json, printable, say
 from hicache_storage.errors import LayoutError
 from hicache_storage.layout import FOOTER_NBYTES, Footer, ObjectKey, RangeVerifier
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import ObjectInfo
 
+_EXAMPLES = "hicache stat KEY --store file:///mnt/kv"
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "stat",
-        help="show one object's size, age and trailer",
+        summary="show one object's size, age and trailer",
         description="Show an object's size, age and what its trailer says. Exit status 1 if it is not there, 4 if its "
         "trailer is damaged or another object's. `hicache verify` reads the payload too.",
+        examples=_EXAMPLES,
     )
     parser.add_argument("key", metavar="KEY", help="an object's key, as `hicache ls --objects` prints it")
     add_store_arguments(parser)
@@ -29,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Show the object; MISSING or CORRUPT if that is what it is."""
-    with store_target(args).open() as store:
+    with open_to_look(args) as store:
         found = _look(store, args.key)
     if found is None:
         say(f"hicache: no object {args.key!r} in this store")

@@ -44,6 +44,7 @@ class Reader(TypedDict):
     ttft_warm_s: float
     same_text: bool
     failure: NotRequired[str]
+    objects_quarantined: NotRequired[int]
 
 
 class Document(TypedDict):
@@ -53,6 +54,7 @@ class Document(TypedDict):
     warm_store: bool
     objects_total: int
     objects_stored: int
+    objects_quarantined: int
     pages: int
     prompt_tokens: int
     text: str
@@ -186,6 +188,9 @@ def test_a_second_run_finds_the_store_warm_and_survives_a_damaged_object(first_r
     assert "CorruptObject" in reader["failure"]
     assert second.document["text"] == first_run.document["text"]
     assert second.status == 4
+    # The client gives up a page at its first damaged object or takes out all six of it.
+    assert 1 <= second.document["objects_quarantined"] == reader["objects_quarantined"] <= 6
+    assert re.search(r"read tp1pp1: took \d damaged objects? out of use", second.stderr)
 
 
 def test_the_table_names_what_was_read_and_where_the_store_is(tiny_model: Path, tmp_path: Path) -> None:
@@ -203,6 +208,29 @@ def test_the_table_names_what_was_read_and_where_the_store_is(tiny_model: Path, 
     assert str(store) in run.stdout
     # 2 KV heads over 4 TP ranks: one rank of each pair is elected, on each of 2 stages.
     assert "4 ranks of tp4pp2" in run.stderr
+
+
+def test_a_damaged_object_is_said_plainly_and_heals_on_the_next_run(tiny_model: Path, tmp_path: Path) -> None:
+    prompt = write_prompt(tmp_path / "prompt.txt", 45, 3)
+    arguments = ["--model", tiny_model, "--prompt-file", prompt, "--store", (tmp_path / "kv").as_uri(), "--writer",
+                 "tp1pp1", "--readers", "tp1pp1,tp2pp1", "--page-size", 8, "--max-new-tokens", 5]  # fmt: skip
+    assert demo(*arguments).status == 0
+    (victim,) = [path for path in (tmp_path / "kv").rglob("*_L0-4_H0") if path.is_file()][:1]
+    assert damage(tmp_path / "kv", victim.name, flip_at=100) == 1
+
+    damaged, healed = demo(*arguments), demo(*arguments, "--json")
+
+    assert damaged.status == 4
+    lines = damaged.stdout.splitlines()
+    assert any(
+        re.match(r"tp1pp1 recomputed from page \d on: it met 1 damaged object \(CorruptObject", s) for s in lines
+    )
+    assert any(
+        re.match(r"tp2pp1 recomputed from page \d on: an object of that page is no longer in the store", s)
+        for s in lines
+    )
+    assert lines[-1] == "What was damaged is out of use (quarantined); the next run computes and writes it anew."
+    assert (healed.status, healed.document["objects_stored"], healed.document["objects_quarantined"]) == (0, 1, 0)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hicache_storage.cli.doctor import plain_value
+from hicache_storage.config import Secret
+from hicache_storage.types import WriteResult
 from tests.cli.deployment import Deployment
 from tests.cli.running import Hicache
 
@@ -40,10 +43,10 @@ def checks(document: dict[str, object]) -> dict[str, bool]:
     return {check["name"]: check["passed"] for check in listed}
 
 
-def option(document: dict[str, object], name: str) -> dict[str, str]:
+def option(document: dict[str, object], name: str) -> dict[str, object]:
     options = document["options"]
     assert isinstance(options, dict)
-    found: dict[str, str] = options[name]
+    found: dict[str, object] = options[name]
     return found
 
 
@@ -63,6 +66,7 @@ def test_speeds_are_given_where_bytes_move(hicache: Hicache, tmp_path: Path) -> 
     assert isinstance(listed, list)
     assert [check["name"] for check in listed if check["gb_s"]] == ["write", "read", "ranged read", "verify"]
     assert all(check["seconds"] > 0 for check in listed[:5])
+    assert [check["seconds"] for check in listed[5:]] == [None, None]
 
 
 def test_a_healthy_store_is_a_table_of_ok(hicache: Hicache, tmp_path: Path) -> None:
@@ -86,13 +90,38 @@ def test_every_option_shows_its_source(hicache: Hicache, tmp_path: Path, monkeyp
     document = hicache("doctor", "--store", f"file://{tmp_path}/kv?max_size=1GiB", *flags, "--json").json()
 
     assert option(document, "path") == {"value": str(tmp_path / "kv"), "source": "URL"}
-    assert option(document, "capacity_nbytes") == {"value": str(1 << 30), "source": "URL"}
-    assert option(document, "io_threads") == {"value": "2", "source": str(config)}
+    assert option(document, "capacity_nbytes") == {"value": 1 << 30, "source": "URL"}
+    assert option(document, "io_threads") == {"value": 2, "source": str(config)}
     assert option(document, "orphan_age_s") == {
-        "value": "60.0",
+        "value": 60.0,
         "source": "environment variable HICACHE_FILE_ORPHAN_AGE_S",
     }
     assert option(document, "fsync") == {"value": "none", "source": "default"}
+    assert option(document, "direct") == {"value": False, "source": "default"}
+
+
+def test_an_option_without_a_value_is_null(hicache: Hicache, tmp_path: Path) -> None:
+    document = hicache("doctor", "--store", f"file://{tmp_path}/kv", "--json").json()
+
+    assert option(document, "capacity_nbytes") == {"value": None, "source": "default"}
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Path("/mnt/kv"), "/mnt/kv"),
+        (Secret(SECRET), "***"),
+        ((1, "a", None), [1, "a", None]),
+        ({"nodes": (Path("/a"), Secret(SECRET))}, {"nodes": ["/a", "***"]}),
+        (frozenset({2}), [2]),
+        (float("inf"), "inf"),
+        (1.5, 1.5),
+        (True, True),
+        (WriteResult.STORED, "WriteResult.STORED"),
+    ],
+)
+def test_an_option_is_json_of_its_own_kind_and_no_secret(value: object, plain: object) -> None:
+    assert plain_value(value) == plain
 
 
 def test_the_environment_alone_names_a_store(hicache: Hicache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +222,7 @@ def test_a_store_that_does_not_open_is_a_failed_check_with_its_options(
 
     ended = hicache("doctor", "--store", f"file://{tmp_path}/kv", *as_json)
 
-    assert ended.status == 2
+    assert ended.status == 3
     assert str(tmp_path / "kv") in ended.out
     if as_json:
         assert checks(ended.json()) == {"open": False}

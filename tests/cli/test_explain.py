@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hicache_storage.engine_integration.page_store import Descriptor
+from hicache_storage.layout import Grid, Namespace, Variant
 from hicache_storage.registry import open_store
 from tests.cli.deployment import Deployment, deploy
 from tests.cli.running import Hicache
@@ -99,10 +101,80 @@ def test_a_missing_object_is_status_one_and_still_explained(hicache: Hicache, de
 
 
 def test_a_namespace_that_nobody_wrote_is_said_to_be_so(hicache: Hicache, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
     ended = hicache("explain", MLA_KEY, "--store", f"file://{tmp_path}/empty")
 
     assert ended.status == 1
     assert "nobody wrote a page of it here" in ended.out
+
+
+def test_without_a_description_nothing_is_compared(hicache: Hicache, deployment: Deployment, key: str) -> None:
+    other = deploy(deployment.root, model_id="demo-model-v2")
+    deployment.file_of(deployment.descriptor_key).unlink()
+
+    table = hicache("explain", key, "--store", deployment.url)
+    document = hicache("explain", key, "--store", deployment.url, "--json").json()
+
+    assert table.status == 0
+    assert "no description in the store: cannot say what the namespace holds" in table.out
+    assert "nobody wrote" not in table.out
+    assert "differs in" not in table.out
+    assert f"other namespaces here, not compared: {other.namespace.digest}" in table.out
+    assert (document["description"], document["fields"]) == ("missing", None)
+    assert document["other_namespaces"] == [{"digest": other.namespace.digest, "differs_in": None}]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda body: body[: len(body) // 2], "no namespace descriptor: "),
+        (lambda body: body.replace(b"demo-model", b"demo-nodel"), "does not match its own checksum"),
+        (lambda body: b"", "no namespace descriptor: "),
+    ],
+)
+def test_a_damaged_description_is_status_four_and_compares_nothing(
+    hicache: Hicache, deployment: Deployment, key: str, body: Callable[[bytes], bytes], reason: str
+) -> None:
+    deploy(deployment.root, model_id="demo-model-v2")
+    file = deployment.file_of(deployment.descriptor_key)
+    file.write_bytes(body(file.read_bytes()))
+
+    table = hicache("explain", key, "--store", deployment.url)
+    document = hicache("explain", key, "--store", deployment.url, "--json")
+
+    assert table.status == document.status == 4
+    assert "the description is damaged: " in table.out
+    assert reason in table.out
+    assert "differs in" not in table.out
+    assert document.json()["description"] == "damaged"
+    assert reason in str(document.json()["description_problem"])
+    assert document.json()["fields"] is None
+
+
+def test_a_description_of_another_namespace_is_damaged(hicache: Hicache, deployment: Deployment, key: str) -> None:
+    other = deploy(deployment.root, model_id="demo-model-v2")
+    body = deployment.file_of(other.descriptor_key).read_bytes()
+    deployment.file_of(deployment.descriptor_key).write_bytes(body)
+
+    ended = hicache("explain", key, "--store", deployment.url)
+
+    assert ended.status == 4
+    assert f"the description is damaged: it describes {other.namespace.digest}" in ended.out
+    assert "demo-model-v2" not in ended.out
+
+
+def test_a_field_that_only_one_namespace_has_is_not_set_in_the_other(
+    hicache: Hicache, deployment: Deployment, key: str
+) -> None:
+    grid, shape = Grid(2, 1), deployment.shape
+    other = Namespace.of(model_id="demo-model", shape=shape, grid=grid, variant=Variant(weights_revision="r2"))
+    with open_store(deployment.url) as store:
+        store.write(f"namespace_{other.digest}.json", [Descriptor.of(other, shape).encode()])
+
+    ended = hicache("explain", key, "--store", deployment.url)
+
+    assert "weights_revision: not set here, 'r2' there" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -173,6 +245,6 @@ def test_a_strange_description_does_not_stop_it(
 
     table = hicache("explain", key, "--store", deployment.url)
 
-    assert table.status == 0
+    assert table.status == 4
     assert "\x1b" not in table.out
     assert hicache("explain", key, "--store", deployment.url, "--json").json()["in_store"] is True

@@ -116,6 +116,8 @@ def test_a_limit_is_at_least_one(hicache: Hicache, deployment: Deployment, limit
 
 @pytest.mark.parametrize("what", [(), ("--objects",), ("no such prefix",)])
 def test_nothing_to_list_is_status_one(hicache: Hicache, tmp_path: Path, what: tuple[str, ...]) -> None:
+    (tmp_path / "empty").mkdir()
+
     table = hicache("ls", *what, "--store", f"file://{tmp_path}/empty")
     document = hicache("ls", *what, "--store", f"file://{tmp_path}/empty", "--json")
 
@@ -123,14 +125,21 @@ def test_nothing_to_list_is_status_one(hicache: Hicache, tmp_path: Path, what: t
     assert document.json() == {"objects" if what else "namespaces": []}
 
 
-def test_a_path_that_is_a_file_is_a_usage_error(hicache: Hicache, tmp_path: Path) -> None:
-    (tmp_path / "kv").write_text("")
+def test_an_empty_store_is_said_to_be_empty(hicache: Hicache, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for what in ((), ("--objects",), ("--json",), ("--objects", "--json")):
+        ended = hicache("ls", *what, "--store", f"file://{tmp_path}/empty")
 
-    ended = hicache("ls", "--store", f"file://{tmp_path}/kv")
+        assert ended.err == "hicache: the store is empty\n"
 
-    assert ended.status == 2
-    assert ended.out == ""
-    assert str(tmp_path / "kv") in ended.err
+
+def test_a_selection_of_nothing_is_no_empty_store(hicache: Hicache, deployment: Deployment) -> None:
+    prefix = hicache("ls", "no such prefix", "--store", deployment.url)
+    namespace = hicache("ls", "--namespace", "ukv1-0", "--store", deployment.url, "--json")
+
+    assert prefix.status == namespace.status == 1
+    assert prefix.err == "hicache: no object whose key starts with 'no such prefix'\n"
+    assert namespace.err == "hicache: no object of a namespace 'ukv1-0'\n"
 
 
 @pytest.mark.parametrize("as_json", [(), ("--json",)])

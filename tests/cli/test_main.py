@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.cli import exit_codes
+from hicache_storage.cli.main import build_parser
 from hicache_storage.errors import (
     AccessDenied,
     ConfigError,
@@ -86,6 +87,25 @@ def test_the_version_is_the_packages(hicache: Hicache) -> None:
     assert (ended.status, ended.out) == (0, f"hicache {version('hicache-storage')}\n")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_examples_that_the_command_line_takes(hicache: Hicache, command: str) -> None:
+    lines = hicache(command, "--help").out.splitlines()
+
+    examples = [line.split() for line in lines if line.startswith("  hicache ")]
+    assert examples
+    for name, *arguments in examples:
+        assert (name, arguments[0]) == ("hicache", command)
+        build_parser().parse_args(arguments)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hicache_storage.cli", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == f"hicache {version('hicache-storage')}\n"
+
+
 # -- exit status -------------------------------------------------------------------------------
 
 
@@ -152,6 +172,7 @@ def test_the_seed_example_runs_as_a_process() -> None:
 def test_flags_go_before_the_environment(
     hicache: Hicache, tmp_path: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "empty").mkdir()
     monkeypatch.setenv("HICACHE_STORAGE_BACKEND", f"file://{tmp_path}/empty")
 
     assert hicache("ls").status == 1
@@ -169,6 +190,18 @@ def test_a_wrong_configuration_is_status_two_on_every_command(hicache: Hicache, 
     assert ended.status == 2
     assert ended.out == ""
     assert ended.err.startswith("hicache: ConfigError: ")
+
+
+@pytest.mark.parametrize("target", ["{folder}", "./kv", "file:{folder}"])
+def test_a_folder_that_is_no_url_is_shown_as_one(
+    hicache: Hicache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    ended = hicache("ls", "--store", target.format(folder=tmp_path / "kv"))
+
+    assert ended.status == 2
+    assert f"file://{tmp_path}/kv" in ended.err
 
 
 # -- streams -----------------------------------------------------------------------------------

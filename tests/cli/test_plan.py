@@ -131,17 +131,99 @@ def test_a_fixed_head_partition_that_is_too_coarse_names_both_numbers(hicache: H
 
 
 @pytest.mark.parametrize(
+    ("name", "reason", "fitting"),
+    [
+        ("tp3pp1", "tp3pp1 cannot divide 8 KV heads over 3 TP ranks", ["tp2pp1", "tp4pp1"]),
+        ("tp4pp2:31+31", "tp4pp2:31+31 names 62 layers, the model has 60", ["tp4pp2"]),
+        ("tp1pp61", "tp1pp61 has 61 stages, the model has 60 layers", ["tp1pp60"]),
+    ],
+)
+def test_a_topology_that_cannot_run_is_named_with_what_would_help(
+    hicache: Hicache, name: str, reason: str, fitting: list[str]
+) -> None:
+    ended = hicache("plan", *SEED, "--fleet", f"tp4pp2,{name},tp2pp1")
+
+    assert (ended.status, ended.err) == (2, "")
+    assert f"no grid: {name} cannot run this model\n\n{reason}\n" in ended.out
+    assert [line.split()[0] for line in ended.out.splitlines() if line.startswith("  ")] == fitting
+    assert ended.out.endswith(
+        f"Without {name}: the rest of the fleet has a grid of 30 layers x 2 KV heads: 8 objects a page.\n"
+    )
+
+
+def test_a_topology_that_cannot_run_is_named_in_the_document(hicache: Hicache) -> None:
+    ended = hicache("plan", *SEED, "--fleet", "tp4pp2,tp3pp1", "--json")
+
+    document = ended.json()
+    assert (ended.status, ended.err) == (2, "")
+    assert document["shareable"] is False
+    assert [document[name] for name in ("layer_partition", "head_partition", "objects_per_page")] == [None] * 3
+    assert isinstance(document["obstacles"], list)
+    (obstacle,) = document["obstacles"]
+    assert (obstacle["topology"], obstacle["reason"]) == (
+        "tp3pp1",
+        "tp3pp1 cannot divide 8 KV heads over 3 TP ranks",
+    )
+    assert [sentence.split()[0] for sentence in obstacle["advice"]] == ["tp2pp1", "tp4pp1"]
+    assert document["advice"] == ["Without tp3pp1: tp4pp2 has a grid of 30 layers x 2 KV heads: 8 objects a page."]
+
+
+def test_every_document_of_a_plan_has_the_same_fields(hicache: Hicache) -> None:
+    planned = hicache("plan", *SEED, "--fleet", "tp4pp2", "--json").json()
+    refused = hicache("plan", *SEED, "--fleet", "tp3pp1", "--json").json()
+
+    assert planned.keys() == refused.keys()
+    assert planned["obstacles"] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "fleet", "sentence", "copies", "writing"),
+    [
+        (SEED, "tp4pp2", None, 1, [0, 1, 2, 3]),
+        (
+            SEED,
+            "tp16pp2",
+            "hold each KV head, one of them writes: TP ranks 0, 2, 4, 6, 8, 10, 12, 14; the other 8 only read",
+            2,
+            [0, 2, 4, 6, 8, 10, 12, 14],
+        ),
+        (
+            ("--layers", "61", "--mla"),
+            "tp8pp1",
+            "tp8pp1: 8 TP ranks of a stage hold the same rows, one of them writes: TP rank 0; the other 7 only read",
+            8,
+            [0],
+        ),
+    ],
+)
+def test_who_writes_where_ranks_hold_copies_is_said(
+    hicache: Hicache, model: tuple[str, ...], fleet: str, sentence: str | None, copies: int, writing: list[int]
+) -> None:
+    table = hicache("plan", *model, "--fleet", fleet)
+    document = hicache("plan", *model, "--fleet", fleet, "--json").json()
+
+    assert ("TP ranks of a stage" in table.out) is (sentence is not None)
+    assert (sentence or "") in table.out
+    assert isinstance(document["members"], list)
+    (member,) = document["members"]
+    assert (member["copies"], member["writing_tp_ranks"]) == (copies, writing)
+
+
+def test_readers_that_hold_copies_write_none(hicache: Hicache) -> None:
+    ended = hicache("plan", *SEED, "--fleet", "tp2pp1", "--readers", "tp16pp1")
+
+    assert "tp16pp1: 2 TP ranks of a stage hold each KV head; none of them writes" in ended.out
+
+
+@pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ((*SEED, "--fleet", "tp4pp"), "topology 'tp4pp': expected tp<N>pp<M>"),
         ((*SEED, "--fleet", "4x2"), "topology '4x2': expected tp<N>pp<M>"),
         ((*SEED, "--fleet", "tp0pp1"), "tp = 0 and pp = 1: both are at least 1"),
         ((*SEED, "--fleet", "tp4pp2:31"), "needs 2 positive numbers"),
-        ((*SEED, "--fleet", "tp4pp2:31+31"), "names 62 layers, the model has 60"),
         ((*SEED, "--fleet", ", ,"), "--fleet ', ,': expected comma-separated topologies"),
         ((*SEED, "--fleet", "tp1pp1", "--readers", "x"), "topology 'x': expected"),
-        ((*SEED, "--fleet", "tp3pp1"), "tp3pp1 cannot divide 8 KV heads over 3 TP ranks"),
-        ((*SEED, "--fleet", "tp1pp61"), "tp1pp61 has 61 stages, the model has 60 layers"),
         (
             (*SEED, "--fleet", "tp1pp1", "--hicache-storage-head-partition", "3"),
             "does not divide the model's 8 KV heads",

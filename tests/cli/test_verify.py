@@ -146,6 +146,8 @@ def test_corrupt_goes_before_missing(hicache: Hicache, deployment: Deployment) -
 
 
 def test_an_empty_store_is_intact(hicache: Hicache, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
     ended = hicache("verify", "--store", f"file://{tmp_path}/empty")
 
     assert ended.status == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -320,6 +321,54 @@ def test_one_package_found_twice_is_no_duplicate(registered: list[EntryPoint]) -
     registered.append(entry_point("cloud", f"{HERE}:CloudStore", "hicache-storage"))
 
     assert known_backends().keys() == {"file", "cloud"}
+
+
+# -- looking -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapeOptions:
+    create: bool = option(default=True, doc="load a new tape if there is none")
+    label: str = option("kv", doc="what is written on the tape")
+
+
+class TapeStore(WholeStore):
+    name = "tape"
+    options_type: ClassVar[type] = TapeOptions
+
+    def __init__(self, options: object) -> None:
+        self.options = options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PotteryOptions:
+    create: str = option("vases", doc="what to make")
+
+
+class PotteryStore(TapeStore):
+    name = "pottery"
+    options_type = PotteryOptions
+
+
+def opened_with(target: str, *, looking: bool, **options: object) -> object:
+    with open_store(f"{HERE}:{target}", options, looking=looking) as store:
+        assert isinstance(store, TapeStore)
+        return store.options
+
+
+def test_looking_turns_create_off_and_leaves_every_other_option() -> None:
+    assert opened_with("TapeStore", looking=True, label="old") == TapeOptions(create=False, label="old")
+    assert opened_with("TapeStore", looking=True, create=True) == TapeOptions(create=False)
+    assert opened_with("TapeStore", looking=False) == TapeOptions(create=True)
+
+
+def test_looking_leaves_another_meaning_of_create_alone() -> None:
+    assert opened_with("PotteryStore", looking=True) == PotteryOptions(create="vases")
+
+
+def test_looking_opens_a_store_without_such_an_option() -> None:
+    with open_store("memory", looking=True) as store:
+        assert list(store.list_keys()) == []
 
 
 # -- secrets and weight ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hicache_storage.cli import exit_codes
 from hicache_storage.cli.demo import steps, table
 from hicache_storage.cli.demo.job import CacheSpec, StoreSpec
 from hicache_storage.cli.demo.servers import provided_store
-from hicache_storage.cli.options import add_json_argument, add_store_arguments
+from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments
 from hicache_storage.cli.output import say
 from hicache_storage.engine_integration.reference_engine.model_config import ModelConfig, read_model_config
 from hicache_storage.engine_integration.reference_engine.model_folder import ModelSource, default_cache, find_model
@@ -25,24 +25,23 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.layout import Topology, coarsest_grid
 from hicache_storage.registry import ResolvedStore
 
-_EXAMPLE = """examples:
-  hicache demo
-  hicache demo --store file:///tmp/kv --writer tp3pp2 --readers tp1pp1,tp1pp3,tp3pp1
-  hicache demo --model ./Llama-3.2-1B --prompt-file handbook.txt --writer tp8pp2 --readers tp4pp1 --json"""
+_EXAMPLES = """hicache demo
+hicache demo --store file:///tmp/kv --writer tp3pp2 --readers tp1pp1,tp1pp3,tp3pp1
+hicache demo --model ./Llama-3.2-1B --prompt-file handbook.txt --writer tp8pp2 --readers tp4pp1 --json"""
 _MODULES = ("torch", "safetensors", "tokenizers", "numpy")
 _DTYPES = ("float32", "bfloat16")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to *commands*."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "demo",
-        help="share KV of a real model between topologies",
+        summary="share KV of a real model between topologies",
         description="Prefill a document with a real model, store its KV as one topology's ranks would, and continue the "
         "text in other topologies, in fresh processes, with the prefix restored from the store. Shows what was read, "
         "how fast, and whether the text is the same.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     add_store_arguments(parser)
     _add_model_arguments(parser)
@@ -130,7 +129,7 @@ def _run(args: argparse.Namespace, resolved: ResolvedStore, tell: Callable[[str]
     )
     tell(f"prompt: {len(text.tokens)} tokens, {text.num_pages} full pages of {text.page_tokens} to share")
     stored = steps.provide(scene, resolved, cold=args.cold)
-    rows = [steps.read_back(scene, reader) for reader in readers]
+    rows = steps.read_all(scene, readers)
     continuation: str = tokenizer.decode(rows[-1].text)
     if args.json:
         table.print_document(scene, rows, stored, continuation, _place(resolved))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hicache_storage.cli import exit_codes
 from hicache_storage.cli.demo.job import (
     CacheSpec,
     PrefillJob,
@@ -20,6 +21,7 @@ from hicache_storage.cli.demo.job import (
 )
 from hicache_storage.cli.demo.processes import Launch, run_children
 from hicache_storage.cli.demo.prompt import Prompt
+from hicache_storage.cli.output import counted
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import Topology, object_key, page_hashes
 from hicache_storage.registry import ResolvedStore
@@ -87,6 +89,7 @@ class ReaderRow:
         restore_gb_s: these bytes by the time of the slowest rank; None if nothing was restored.
         failure: why a page was not read, empty if none failed.
         failure_status: the exit status that stands for it.
+        quarantined: damaged objects that this reader met and took out of use.
         text: the continuation's token ids, with the store.
     """
 
@@ -100,6 +103,7 @@ class ReaderRow:
     same_text: bool
     failure: str
     failure_status: int
+    quarantined: int
     text: list[int]
 
 
@@ -208,6 +212,30 @@ def _write(scene: Scene, handover: int, regions: list[Region]) -> int:
     return stored
 
 
+def read_all(scene: Scene, readers: list[Topology]) -> list[ReaderRow]:
+    """Continue the prompt in each of *readers*, one after the other, and count the objects that a damage cost.
+
+    Raises:
+        HiCacheError: a reader failed altogether, or the store does not answer.
+    """
+    rows: list[ReaderRow] = []
+    gone = 0
+    for reader in readers:
+        row = read_back(scene, reader)
+        if row.failure_status == exit_codes.CORRUPT:
+            # Counted in the store, where each is one object: several ranks read parts of the same.
+            gone_before, gone = gone, _count_gone(scene)
+            row = replace(row, quarantined=gone - gone_before)
+            scene.say(f"read {reader.name}: took {counted(row.quarantined, 'damaged object')} out of use")
+        rows.append(row)
+    return rows
+
+
+def _count_gone(scene: Scene) -> int:
+    with scene.store.open() as store:
+        return len(scene.object_keys) - _successes(store.exists_many(scene.object_keys))
+
+
 def read_back(scene: Scene, reader: Topology) -> ReaderRow:
     """Continue the prompt in *reader*, one fresh process for each rank, without the store and with it."""
     with tempfile.TemporaryFile() as rendezvous:
@@ -231,6 +259,7 @@ def read_back(scene: Scene, reader: Topology) -> ReaderRow:
         same_text=all(one.warm == one.cold for one in results),
         failure=next((one.failure for one in results if one.failure), ""),
         failure_status=max(one.failure_status for one in results),
+        quarantined=0,
         text=results[0].warm,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hicache_storage.cli.demo.steps import ReaderRow, Scene, Stored
-from hicache_storage.cli.output import print_json, print_table
+from hicache_storage.cli.output import counted, print_json, print_table
 
 _HEADERS = (
     "reader",
@@ -27,8 +27,17 @@ def print_outcome(scene: Scene, rows: list[ReaderRow], stored: Stored, text: str
     print(f"The {stored.sentence}.\nstore: {place}")
     print("TTFT: time to first token, without process start and model load.")
     for row in rows:
-        if row.failure:
-            print(f"{row.reader} recomputed from page {row.pages_hit} on: {row.failure}")
+        why = _why_recomputed(row)
+        if row.pages_hit < scene.prompt.num_pages:
+            print(f"{row.reader} recomputed from page {row.pages_hit} on: {why}")
+    if any(row.quarantined for row in rows):
+        print("What was damaged is out of use (quarantined); the next run computes and writes it anew.")
+
+
+def _why_recomputed(row: ReaderRow) -> str:
+    if row.quarantined:
+        return f"it met {counted(row.quarantined, 'damaged object')} ({row.failure})"
+    return row.failure or "an object of that page is no longer in the store"
 
 
 def print_document(scene: Scene, rows: list[ReaderRow], stored: Stored, text: str, place: str) -> None:
@@ -46,6 +55,7 @@ def print_document(scene: Scene, rows: list[ReaderRow], stored: Stored, text: st
             "objects_total": stored.objects,
             "objects_already_there": stored.already_there,
             "objects_stored": stored.stored,
+            "objects_quarantined": sum(row.quarantined for row in rows),
             "pages": prompt.num_pages,
             "page_tokens": prompt.page_tokens,
             "prompt_tokens": len(prompt.tokens),
@@ -68,6 +78,7 @@ def _document(scene: Scene, row: ReaderRow) -> dict[str, object]:
     }
     if row.failure:
         document["failure"] = row.failure
+        document["objects_quarantined"] = row.quarantined
     return document
 
 
