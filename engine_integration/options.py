@@ -95,6 +95,10 @@ class TierOptions:
     store_retries: int = option(
         3, doc="times that a failed L3 write of a prefix is tried again later", parse=whole_number(0, 1000)
     )
+    store_backpressure: bool = option(
+        True,  # noqa: FBT003 - the default
+        doc="wait for L3 writes rather than evict what no other tier has; false loses such pages instead",
+    )
     fetch_or_recompute: bool = option(
         False,  # noqa: FBT003 - the default
         doc="skip an L3 fetch that is expected to take longer than computing the tokens",

@@ -19,12 +19,13 @@ class AckQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._acks: deque[T] = deque()
 
     def put(self, ack: T) -> None:
         with self._lock:
             self._acks.append(ack)
+            self._lock.notify()
 
     def ready(self) -> int:
         """Return how many acknowledgements this rank has; more may come at any time, none goes away."""
@@ -41,3 +42,9 @@ class AckQueue(Generic[T]):
             if count > len(self._acks):
                 raise InvariantError(f"{count} acknowledgements asked for, {len(self._acks)} ready")
             return [self._acks.popleft() for _ in range(count)]
+
+    def wait(self) -> T:
+        """Return the oldest acknowledgement, once it is there: what is waited for must have been submitted."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._acks)
+            return self._acks.popleft()

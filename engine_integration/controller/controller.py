@@ -1,0 +1,398 @@
+"""The calls that an engine makes. Torch-free; all of one thread, the scheduler's, on every rank alike.
+
+    arrive(request)      when it comes in                       begins to ask L3
+    step()               once per scheduler step                applies what has finished on every rank
+    ready(request)       before it is scheduled                 may it start, or is L3 worth waiting for
+    admit(request)       when it is scheduled first             cached pages, locked; loads to wait for
+    allocate(request, n) before a forward pass                  device pages of its own
+    commit(request, ...) after a forward pass                   full pages become everybody's
+    finish(request, ...) or abort(request)                      once, whatever happened
+
+Ranks that make the same calls in the same order take the same decisions: whatever finishes at different
+times on different ranks is applied by `step`, as far as it has finished on all of them. A call that raises has
+changed nothing but what was evicted for it, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hicache_storage import telemetry
+from hicache_storage.engine_integration.controller.copies import Backups, Loads
+from hicache_storage.engine_integration.controller.device_room import DeviceRoom
+from hicache_storage.engine_integration.controller.host_room import HostRoom
+from hicache_storage.engine_integration.controller.pools import Pools
+from hicache_storage.engine_integration.controller.request import Admission, CachedTokens, Request, RequestFetch
+from hicache_storage.engine_integration.controller.store_link import StoreConnection, StoreLink
+from hicache_storage.engine_integration.controller.write_policy import WritePolicy
+from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.parallel.agree import Group, SingleRank, agree_all, agree_mins
+from hicache_storage.engine_integration.radix import Key, Match, Node, RadixTree, Tier, check, reusable_pages
+from hicache_storage.errors import InvariantError, TierFull
+from hicache_storage.telemetry import Counters
+
+
+class Controller:
+    """One rank's tiers.
+
+    Args:
+        page_tokens: tokens of a page.
+        pools: the tiers that the engine owns; the controller and whom it gives pages to are their only users.
+        group: the ranks that take the same decisions, for the scheduler's thread alone.
+        clock: seconds, monotonic.
+
+    Attributes:
+        tree: what is cached; for reading.
+    """
+
+    def __init__(
+        self,
+        page_tokens: int,
+        pools: Pools,
+        *,
+        options: TierOptions | None = None,
+        group: Group | None = None,
+        counters: Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options or TierOptions()
+        self.counters = counters or Counters()
+        self.tree = RadixTree(
+            page_tokens, eviction=self.options.eviction_policy, host_eviction=self.options.host_eviction_policy
+        )
+        self._group = group or SingleRank()
+        self._clock = clock
+        self._device = pools.device
+        self._host = HostRoom(self.tree, pools.host, self.counters)
+        self._backups = Backups(self.tree, self._host, pools.backup, group=self._group, counters=self.counters)
+        self._loads = Loads(self.tree, pools.device, pools.load, group=self._group, counters=self.counters)
+        self._room = DeviceRoom(self.tree, pools, self._backups, self.options, self.counters)
+        self._policy = WritePolicy(self.tree, self._backups, self.options)
+        self._link: StoreLink | None = None
+        self._requests: dict[str, Request] = {}
+        self._now = 0
+        self._host.relief = self._relieve_host
+
+    # -- the life of a request -------------------------------------------------------------
+
+    def arrive(self, request_id: str, tokens: Sequence[int], *, seed: str | None = None, priority: int = 0) -> None:
+        """Take up a request and begin to fetch what L3 may have of its prompt.
+
+        Args:
+            tokens: its prompt.
+            seed: `layout.request_seed` of its LoRA id, cache salt and so on.
+
+        Raises:
+            InvariantError: a request of that id is there already.
+            LayoutError: a token id is out of range.
+        """
+        if request_id in self._requests:
+            raise InvariantError(f"request {request_id!r} has arrived before and not ended")
+        reusable = reusable_pages(len(tokens), self.tree.page_tokens)
+        key = Key.of(tokens, self.tree.page_tokens, seed=seed).first(reusable)
+        request = Request(request_id, key, priority)
+        self._requests[request_id] = request
+        if self._link is not None:
+            match = self.tree.match_and_split(key, self._tick(), is_use=False)
+            request.fetch = self._link.fetches.begin(key, match)
+
+    def ready(self, request_id: str) -> bool:
+        """Return whether the request should start now, by the prefetch policy; its prefetch then stops."""
+        request = self._request(request_id)
+        fetch = request.fetch
+        if self._link is None or fetch is None or fetch.is_done:
+            return True
+        if self._waits(fetch):
+            return False
+        self._link.fetches.stop(fetch)
+        return True
+
+    def admit(self, request_id: str) -> Admission:
+        """Lock the cached prefix of the request and load what of it is on the host alone.
+
+        At least one token of the prompt is left to compute. All of a host hit is loaded, or nothing of it: it is
+        too short, or the device has no room.
+
+        Raises:
+            InvariantError: it was admitted before.
+        """
+        request = self._request(request_id)
+        if request.node is not None:
+            raise InvariantError(f"request {request_id!r} is admitted already")
+        match = self._match(request.key)
+        node = match.device_node
+        self.tree.lock(node, Tier.DEVICE)
+        loaded = 0
+        if self._is_worth_loading(match):
+            loaded = self._load(match)
+        if loaded:
+            self.tree.unlock(node, Tier.DEVICE)
+            node = match.last_node
+            self.tree.lock(node, Tier.DEVICE)
+        request.node = node
+        full = self.tree.match(request.key.first(match.num_device + loaded))
+        request.pages = list(full.device_pages())
+        request.num_shared = len(request.pages)
+        self._policy.used(node)
+        return Admission(tuple(request.pages), self._cached(request, match, loaded), self._loads.jobs(full.loads))
+
+    def allocate(self, request_id: str, num_pages: int) -> list[int]:
+        """Return *num_pages* more device pages for the request, all or none, behind those it has.
+
+        Raises:
+            TierFull: requests and transfers hold the rest.
+        """
+        request = self._admitted(request_id)
+        pages = self._room.allocate(num_pages)
+        request.pages += pages
+        return pages
+
+    def pages(self, request_id: str) -> list[int]:
+        """Return the device pages of the request, in the order of its tokens."""
+        return list(self._admitted(request_id).pages)
+
+    def commit(self, request_id: str, tokens: Iterable[int]) -> list[int]:
+        """Make the full pages of *tokens* everybody's and return the request's pages from now on.
+
+        Where another request has computed the same pages meanwhile, its pages take the place of this one's, with
+        the same content.
+
+        Args:
+            tokens: what the request has KV of: its prompt, or a part of it, and what it has generated.
+
+        Raises:
+            InvariantError: the request has fewer pages than *tokens* have.
+        """
+        request = self._admitted(request_id)
+        key = Key.of(tokens, self.tree.page_tokens, seed=request.key.seed)
+        if key.num_pages > len(request.pages):
+            raise InvariantError(f"{request_id!r} has {len(request.pages)} pages, its tokens fill {key.num_pages}")
+        key = self._arrived(key)
+        count = key.num_pages
+        if count <= request.num_shared:
+            return list(request.pages)
+        start = request.num_shared
+        result = self.tree.insert(
+            key, request.pages[start:count], self._tick(), first_page=start, priority=request.priority
+        )
+        if result.refused:
+            return list(request.pages)
+        self.tree.lock(result.node, Tier.DEVICE)
+        self.tree.unlock(self._locked(request), Tier.DEVICE)
+        request.node = result.node
+        if result.unused:
+            request.pages[:count] = self.tree.match(key).device_pages()
+            self._device.free(result.unused)
+        request.num_shared = count
+        self._policy.used(result.node)
+        return list(request.pages)
+
+    def finish(self, request_id: str, tokens: Iterable[int]) -> None:
+        """`commit` *tokens*, then let go of everything that the request holds."""
+        self.commit(request_id, tokens)
+        self._release(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End the request in whatever state it is; what it holds is let go of, now or when its prefetch ends."""
+        self._request(request_id)
+        self._release(request_id)
+
+    # -- the scheduler's step --------------------------------------------------------------
+
+    def step(self) -> None:
+        """Apply what has finished on every rank: backups, loads, prefetches, writes. A collective.
+
+        Raises:
+            RankFailure: a rank is gone, on every rank that is left.
+        """
+        counts = agree_mins(self._group, "step", self._ready_counts, 5)
+        self._backups.take(counts[0])
+        self._loads.take(counts[1])
+        if self._link is not None:
+            self._link.take(*counts[2:])
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way any more, L3 writes and prefetches included. A collective."""
+        self._backups.settle()
+        self._loads.settle()
+        while self._link is not None and (self._link.settle() or self._backups.settle()):
+            pass
+
+    # -- the store -------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        return self._link is not None
+
+    def attach(self, connection: StoreConnection) -> None:
+        """Use a store from now on. Pages that are on the host go to it at their next use.
+
+        Raises:
+            InvariantError: one is attached.
+        """
+        if self._link is not None:
+            raise InvariantError("a store is attached already; detach it first")
+        link = StoreLink(connection, self.tree, self._host, self.options, counters=self.counters, clock=self._clock)
+        link.on_stored = self._policy.go_on
+        self._link = self._policy.link = link
+
+    def detach(self) -> None:
+        """Finish what is being written, stop what is being fetched, and use no store any more.
+
+        What is known of the store's content is forgotten. Without a store, does nothing.
+        """
+        link = self._link
+        self._link = self._policy.link = None
+        if link is not None:
+            link.close()
+            self._policy.forget()
+            self.tree.forget_stored()
+
+    def flush(self) -> None:
+        """Forget every prefix of device and host; the store keeps what it has.
+
+        Raises:
+            InvariantError: a request has not ended; nothing is forgotten.
+        """
+        if self._requests:
+            raise InvariantError(f"{len(self._requests)} requests have not ended, {next(iter(self._requests))!r} first")
+        self.settle()
+        gone = self.tree.reset()
+        self._device.free(gone.device_pages)
+        self._host.slots.free(gone.host_pages)
+        self._policy.forget()
+
+    def check(self, *, hashes: bool = False) -> None:
+        """Count every book again; for an idle engine, and for tests after every step.
+
+        Raises:
+            InvariantError: the first thing that does not add up.
+        """
+        own = [page for request in self._requests.values() for page in request.own_pages]
+        fetched = self._link.fetches.held_pages() if self._link is not None else []
+        self._device.check()
+        self._host.slots.check()
+        check(
+            self.tree,
+            device_pages=_without(self._device.held_pages(), own, "device"),
+            host_pages=_without(self._host.slots.held_pages(), fetched, "host"),
+            hashes=hashes,
+        )
+        if self._link is not None:
+            self._link.fetches.check()
+
+    # -- decisions -------------------------------------------------------------------------
+
+    def _waits(self, fetch: RequestFetch) -> bool:
+        """Return whether the request of *fetch* should wait for it; agreed, since clocks differ."""
+        timeout_s = self.options.prefetch_timeout_s(fetch.reserved * self.tree.page_tokens)
+        if timeout_s is None:
+            return True
+        if timeout_s == 0:
+            return False
+        if fetch.deadline_s is None:
+            fetch.deadline_s = self._clock() + timeout_s
+        deadline_s = fetch.deadline_s
+        return agree_all(self._group, "prefetch wait", lambda: self._clock() < deadline_s)
+
+    def _match(self, key: Key) -> Match:
+        """Return what is cached of *key*, up to the first page whose load has failed."""
+        match = self.tree.match_and_split(key, self._tick())
+        failed = self._loads.first_failed_page(match.loads)
+        if failed is None:
+            return match
+        return self.tree.match_and_split(key.first(failed), self._tick(), is_use=False)
+
+    def _arrived(self, key: Key) -> Key:
+        """Return *key* up to the first page whose load has failed, once every load of it has ended.
+
+        Its pages may take the place of a request's own, which is computed; so they must be there.
+        """
+        if self.tree.match(key).loads:
+            self._loads.settle()
+            failed = self._loads.first_failed_page(self.tree.match(key).loads)
+            return key if failed is None else key.first(failed)
+        return key
+
+    def _is_worth_loading(self, match: Match) -> bool:
+        tokens = match.num_host * self.tree.page_tokens
+        return match.num_host > 0 and tokens >= self.options.load_back_threshold_tokens
+
+    def _load(self, match: Match) -> int:
+        """Begin to load the host part of *match*; return its pages, 0 if the device has no room."""
+        with self._locked_meanwhile(match.last_node, Tier.HOST):
+            try:
+                pages = self._room.allocate(match.num_host)
+            except TierFull:
+                self.counters.add(telemetry.LOADS_DECLINED)
+                return 0
+            self._loads.begin(self.tree.unloaded(match.last_node), pages)
+        return match.num_host
+
+    def _cached(self, request: Request, match: Match, loaded: int) -> CachedTokens:
+        page_tokens = self.tree.page_tokens
+        fetch = request.fetch
+        fetched = 0
+        if fetch is not None:
+            arrived = range(fetch.first_page, fetch.first_page + fetch.arrived)
+            fetched = len(range(max(arrived.start, match.num_device), min(arrived.stop, match.num_device + loaded)))
+        return CachedTokens(
+            device=match.num_device * page_tokens,
+            host=(loaded - fetched) * page_tokens,
+            store=fetched * page_tokens,
+        )
+
+    # -- small things ----------------------------------------------------------------------
+
+    def _ready_counts(self) -> tuple[int, ...]:
+        stored = (0, 0, 0) if self._link is None else self._link.ready()
+        return (self._backups.ready(), self._loads.ready(), *stored)
+
+    def _relieve_host(self) -> bool:
+        return self._backups.settle() or (self._link is not None and self._link.settle_write())
+
+    def _release(self, request_id: str) -> None:
+        request = self._requests.pop(request_id)
+        if self._link is not None and request.fetch is not None and not request.fetch.is_done:
+            self._link.fetches.stop(request.fetch)
+        self._device.free(request.own_pages)
+        if request.node is not None:
+            self.tree.unlock(request.node, Tier.DEVICE)
+
+    def _request(self, request_id: str) -> Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise InvariantError(f"request {request_id!r} has not arrived, or has ended")
+        return request
+
+    def _admitted(self, request_id: str) -> Request:
+        request = self._request(request_id)
+        self._locked(request)
+        return request
+
+    def _locked(self, request: Request) -> Node:
+        if request.node is None:
+            raise InvariantError(f"request {request.request_id!r} is not admitted")
+        return request.node
+
+    @contextmanager
+    def _locked_meanwhile(self, node: Node, tier: Tier) -> Iterator[None]:
+        self.tree.lock(node, tier)
+        try:
+            yield
+        finally:
+            self.tree.unlock(node, tier)
+
+    def _tick(self) -> int:
+        self._now += 1
+        return self._now
+
+
+def _without(held: Iterable[int], others: list[int], tier: str) -> set[int]:
+    """Return *held* less the pages that somebody else than the tree holds."""
+    pages = set(held)
+    if len(set(others)) != len(others) or not pages.issuperset(others):
+        raise InvariantError(f"{tier} pages outside the tree are held twice, or not held at all")
+    return pages.difference(others)

@@ -1,0 +1,160 @@
+"""A store attached to the tiers: fetches of requests, writes of what the host has, and their books. Torch-free."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hicache_storage import telemetry
+from hicache_storage.engine_integration.controller.fetches import Fetches
+from hicache_storage.engine_integration.controller.host_room import HostRoom
+from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.radix import Node, RadixTree, Transfer
+from hicache_storage.engine_integration.store_tier.page_group import PageGroup
+from hicache_storage.engine_integration.store_tier.prefetch import Prefetcher
+from hicache_storage.engine_integration.store_tier.writeback import Write, Writeback, Written
+from hicache_storage.telemetry import Counters
+
+_RETRY_STEPS = 64
+"""Steps before the first retry of a write that failed; four times as many before each further one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConnection:
+    """A store as one rank reaches it.
+
+    Attributes:
+        pages: the parts of a page and where they go.
+        probe_group, read_group, write_group: the ranks, once for each background thread; None of them may be
+            the scheduler's.
+        writes: False for a deployment that only reads the store.
+    """
+
+    pages: PageGroup
+    probe_group: Group = SingleRank()  # noqa: RUF009 - it has no state
+    read_group: Group = SingleRank()  # noqa: RUF009 - as above
+    write_group: Group = SingleRank()  # noqa: RUF009 - as above
+    writes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    node: Node
+    attempt: int
+    due_step: int
+
+
+class StoreLink:
+    """What a controller does with one attached store.
+
+    Attributes:
+        fetches: L3 to host, for requests.
+        on_stored: called after `take` has ended writes, so that host pages may be given up.
+    """
+
+    def __init__(
+        self,
+        connection: StoreConnection,
+        tree: RadixTree,
+        room: HostRoom,
+        options: TierOptions,
+        *,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        prefetcher = Prefetcher(
+            connection.pages,
+            probe_group=connection.probe_group,
+            read_group=connection.read_group,
+            batch_pages=options.store_batch_pages,
+            counters=counters,
+            clock=clock,
+        )
+        self.fetches = Fetches(prefetcher, tree, room, options, counters=counters, clock=clock)
+        self.on_stored: Callable[[], None] = lambda: None
+        self._tree = tree
+        self._options = options
+        self._counters = counters
+        self._writes = connection.writes
+        self._writeback = Writeback(
+            connection.pages, group=connection.write_group, batch_pages=options.store_batch_pages, counters=counters
+        )
+        self._writing: deque[tuple[Transfer, int]] = deque()
+        self._retries: deque[_Retry] = deque()
+        self._step = 0
+
+    @property
+    def num_writing(self) -> int:
+        return len(self._writing)
+
+    def store(self, node: Node, attempt: int = 0) -> None:
+        """Begin to store what of the path to *node* is on the host and not known to be stored."""
+        if not self._writes:
+            return
+        nodes = self._tree.unstored(node)
+        if nodes:
+            transfer = self._tree.transfers.begin_store(nodes)
+            self._writing.append((transfer, attempt))
+            self._writeback.write(Write(transfer.hashes, transfer.source))
+
+    def ready(self) -> tuple[int, int, int]:
+        """Return how many acknowledgements this rank has: of probes, of reads, of writes."""
+        return *self.fetches.ready(), self._writeback.written.ready()
+
+    def take(self, probed: int, progress: int, written: int) -> None:
+        """Apply as many acknowledgements of each kind, then what is due."""
+        self.fetches.take(probed, progress)
+        for ack in self._writeback.written.take(written):
+            self._end_write(ack)
+        if written:
+            self.on_stored()
+        self._step += 1
+        while self._retries and self._retries[0].due_step <= self._step:
+            retry = self._retries.popleft()
+            if retry.node.parent is not None:
+                self.store(retry.node, retry.attempt)
+
+    def settle_write(self) -> bool:
+        """Wait for the oldest running write and apply it; say whether there was one.
+
+        Every rank waits for the same one, since all began the same writes.
+        """
+        if not self._writing:
+            return False
+        self._end_write(self._writeback.written.wait())
+        return True
+
+    def settle(self) -> bool:
+        """Wait until nothing is being fetched or written; say whether something was."""
+        was_fetching = self.fetches.settle()
+        was_writing = bool(self._writing)
+        while self.settle_write():
+            pass
+        if was_writing:
+            self.on_stored()
+        return was_fetching or was_writing
+
+    def close(self) -> None:
+        """Stop the fetches, finish the writes, end the threads, and leave no page or budget held."""
+        self.fetches.close()
+        self._writeback.close()
+        for ack in self._writeback.written.take(len(self._writing)):
+            self._end_write(ack)
+        self._retries.clear()
+
+    def _end_write(self, ack: Written) -> None:
+        transfer, attempt = self._writing.popleft()
+        wanted = len(transfer.source)
+        last = transfer.nodes[-1]
+        self._tree.transfers.complete(transfer, ack.pages)
+        self._counters.add(telemetry.PAGES_WRITTEN_BACK, ack.pages)
+        if ack.pages == wanted:
+            return
+        self._counters.add(telemetry.PAGES_NOT_WRITTEN_BACK, wanted - ack.pages)
+        if attempt < self._options.store_retries:
+            # Waits double twice, so the queue stays ordered only by insertion sort; it is short.
+            due = self._step + _RETRY_STEPS * 4**attempt
+            self._retries.append(_Retry(last, attempt + 1, due))
+            self._retries = deque(sorted(self._retries, key=lambda retry: retry.due_step))
