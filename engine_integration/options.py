@@ -114,7 +114,7 @@ class TierOptions:
     )
     host_memory_fraction: float | None = option(
         None,
-        doc="share of the memory that is free for this process, cgroup limits counted",
+        doc="share of the memory that machine and cgroup allow, for the host pools of all ranks together",
         parse=_fraction,
         aliases=("hicache_host_memory_fraction",),
     )

@@ -28,6 +28,9 @@ TORCH_FREE = [
     "engine_integration/parallel/agree.py",
     "engine_integration/parallel/thread_group.py",
     "engine_integration/store_tier",
+    "engine_integration/tiers/arena.py",
+    "engine_integration/tiers/sizing.py",
+    "engine_integration/tiers/slots.py",
     "backends",
     "layout",
 ]
@@ -97,6 +100,7 @@ def test_torch_free_parts_import_no_torch(part: str) -> None:
         "hicache_storage",
         "hicache_storage.layout",
         "hicache_storage.engine_integration.page_store",
+        "hicache_storage.engine_integration.tiers",
         "hicache_storage.testing.memory",
         "hicache_storage.cli.main",
     ],
