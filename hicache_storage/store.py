@@ -151,7 +151,8 @@ class ObjectStore(ABC):
         """Take a damaged object out of use so that its key can be written again.
 
         A store may keep the bytes aside for a post-mortem, within its capacity; by default
-        the object is deleted. The result says whether there was one.
+        the object is deleted. A store of several copies takes out the one that was read last, if it
+        knows which that was. The result says whether there was one.
         """
         return self.delete(key)
 

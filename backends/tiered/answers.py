@@ -27,7 +27,12 @@ def weightiest(answers: Sequence[Outcome]) -> Outcome:
 
 def lacks(answer: Outcome) -> bool:
     """Return whether the store answered and could take the object: it is not there, or it is damaged there."""
-    return answer.status is Status.MISS or isinstance(answer.error, _DAMAGE)
+    return answer.status is Status.MISS or is_damaged(answer)
+
+
+def is_damaged(answer: Outcome) -> bool:
+    """Return whether the store found its copy of the object to be no good."""
+    return isinstance(answer.error, _DAMAGE)
 
 
 def _weight(answer: Outcome) -> int:
@@ -35,7 +40,7 @@ def _weight(answer: Outcome) -> int:
         return 0
     if answer.error is None:
         return 2 if answer else 1
-    return 3 if isinstance(answer.error, _DAMAGE) else 4
+    return 3 if is_damaged(answer) else 4
 
 
 def combined(tiers: Sequence[Capabilities], *, written_to_all: bool) -> Capabilities:

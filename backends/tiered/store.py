@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from functools import partial
 from typing import ClassVar, TypeVar
 
 from hicache_storage.backends.tiered.answers import best, combined, lacks, weightiest
+from hicache_storage.backends.tiered.copies import Copies, copies_read
 from hicache_storage.backends.tiered.copying import Copier
 from hicache_storage.backends.tiered.options import Tier, TieredOptions, parse_stores
 from hicache_storage.backends.tiered.requests import written_again
@@ -46,8 +48,11 @@ class TieredStore(ObjectStore):
 
     Reads ask one store after the other until one has the object, also behind one that failed. A failure is
     reported only if none has it: a miss in one and a failure in another is a failure. A write
-    succeeds if at least one store took it, and says what the first that did found. Deleting and quarantining
-    concern every store. What one store failed to do is counted, and logged once per cause and minute.
+    succeeds if at least one store took it, and says what the first that did found. Deleting concerns every
+    store. What one store failed to do is counted, and logged once per cause and minute.
+
+    Quarantining takes out the copy that was read last, so that another store serves the next read; if that is
+    long ago, every copy. Where several threads read one damaged object at once, a good copy may go as well.
 
     Promotion copies whole objects, of which a read named the size, on threads of its own; no read waits
     for it or fails because of it. A store that cannot be reached, or refused a copy lately, gets none.
@@ -56,7 +61,7 @@ class TieredStore(ObjectStore):
         counters: ``copied``, ``copies_dropped``, ``copy_failed.<error>``, ``tier_failed.<number>.<error>``.
 
     Raises:
-        ConfigError: one of the stores cannot be opened; those that were are closed again.
+        ConfigError, StoreError: one of the stores cannot be opened; those that were are closed again.
     """
 
     name = _BACKEND
@@ -68,6 +73,7 @@ class TieredStore(ObjectStore):
         self._tiers = _opened(parse_stores(options.stores))
         self._closed = False
         self._warnings = RareWarnings(_log)
+        self._copies = Copies()
         self._copier = Copier(self._tiers, options, self.counters)
         self.capabilities = combined([tier.capabilities for tier in self._tiers], written_to_all=options.write == "all")
 
@@ -92,6 +98,7 @@ class TieredStore(ObjectStore):
             return self._tiers[tier].read_many(again)
 
         answers = self._fall_through("read", len(requests), read)
+        self._note_copies(requests, answers)
         if self._options.promote != "none":
             for index, said in enumerate(answers):
                 if len(said) > 1 and said[-1]:
@@ -182,10 +189,12 @@ class TieredStore(ObjectStore):
         return [_still_copied(key, "delete") if key in busy else weightiest(said) for key, said in answers]
 
     def quarantine(self, key: str) -> bool:
-        """Take the object out of use in every store: which of them served the damaged bytes is not known."""
+        """Take the copy that was read last out of use, and what was promoted from it; every copy if that is not known."""
         answers: list[Outcome] = []
+        damaged = self._copies.of(key)
+        numbers = range(len(self._tiers)) if damaged is None else sorted(damaged)
         with self._copier.background.held([key], self._options.drain_s) as busy:
-            for number in reversed(range(len(self._tiers))):
+            for number in reversed(numbers):
                 try:
                     self._check_open("quarantine", key)
                     answers.append(HIT if self._tiers[number].quarantine(key) else MISS)
@@ -260,6 +269,15 @@ class TieredStore(ObjectStore):
         self._warnings.warn(
             cause, "tiered.tier_failed tier=%d backend=%s op=%s %s", number, self._tiers[number].name, op, error
         )
+
+    def _note_copies(self, reads: Sequence[RangeRead], answers: Sequence[Sequence[Outcome]]) -> None:
+        """Remember whose copies *reads* came upon; ranges of one object may have come from several stores."""
+        read: dict[str, AbstractSet[int]] = {}
+        for index, said in enumerate(answers):
+            if stores := copies_read(said):
+                key = reads[index].key
+                read[key] = read[key] | stores if key in read else stores
+        self._copies.note(read)
 
     def _promote(self, read: RangeRead, said: Sequence[Outcome]) -> None:
         """Have the object, which the last store in *said* served, copied to those above it that lack it."""

@@ -13,10 +13,11 @@ From the caller inwards, and why in this order:
 """
 
 from hicache_storage.middleware.breaker import BreakerLayer
+from hicache_storage.middleware.budget import Budget
 from hicache_storage.middleware.deadline import DeadlineLayer, GuardLayer
 from hicache_storage.middleware.encryption import EncryptionLayer
 from hicache_storage.middleware.layer import Layer
-from hicache_storage.middleware.limit import Budget, ReadBudgetLayer, WriteBudgetLayer
+from hicache_storage.middleware.limit import ReadBudgetLayer, WriteBudgetLayer
 from hicache_storage.middleware.metrics import MetricsLayer, StoreMetrics
 from hicache_storage.middleware.options import MiddlewareOptions, wrap
 from hicache_storage.middleware.retry import RetryLayer

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hicache_storage.errors import StoreError, StoreUnavailable
+from hicache_storage.errors import StoreError, StoreUnavailable, Unsupported
 from hicache_storage.middleware.layer import Layer
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import ObjectWrite, Outcome, RangeRead, failed
@@ -23,11 +23,15 @@ class BreakerLayer(Layer):
     """Opens after *failures* calls in a row that could not reach the store; then fails calls at once.
 
     After *open_s* it half-opens: one call is let through to probe. If that reaches the store the breaker
-    closes, otherwise it stays open twice as long as before, up to *max_open_s*. A call counts as
-    unreachable if it raised `StoreUnavailable`, a batch if every one of its requests did: one slow node of a
-    cluster does not shut out the others.
+    closes, otherwise it stays open twice as long as before, up to *max_open_s*. While it is open only the
+    probe moves it: calls that began before it last opened or closed change nothing any more.
+
+    A call counts as unreachable if it raised `StoreUnavailable`, a batch if no request of it reached the store:
+    one slow node of a cluster does not shut out the others. What may have been said without asking the
+    store (`Unsupported`, an empty batch, a bug's exception) counts neither way.
 
     Args:
+        max_open_s: at least *open_s* is taken.
         clock: monotonic seconds; replaced in tests.
     """
 
@@ -43,13 +47,14 @@ class BreakerLayer(Layer):
         super().__init__(inner)
         self._failures = failures
         self._first_open_s = open_s
-        self._max_open_s = max_open_s
+        self._max_open_s = max(open_s, max_open_s)
         self._clock = clock
         self._lock = threading.Lock()
         self._in_a_row = 0
         self._open_s = open_s
         self._closed_again_at: float | None = None
         self._probing = False
+        self._period = 0
 
     @property
     def state(self) -> str:
@@ -60,54 +65,75 @@ class BreakerLayer(Layer):
             return "half-open" if self._probing or self._clock() >= self._closed_again_at else "open"
 
     def single(self, op: str, key: str, call: Callable[[], T]) -> T:
-        self._enter(op, key)
-        reached = False
+        period = self._enter(op, key)
+        reached = None
         try:
             result = call()
             reached = True
             return result
         except StoreError as error:
-            reached = not isinstance(error, StoreUnavailable)
+            reached = _reached(error)
             raise
         finally:
-            self._leave(reached=reached)
+            self._leave(period, reached=reached)
 
     def batch(self, op: str, requests: Sequence[R], call: Callable[[Sequence[R]], list[Outcome]]) -> list[Outcome]:
         try:
-            self._enter(op, "")
+            period = self._enter(op, "")
         except StoreUnavailable as error:
             return [failed(error)] * len(requests)
-        reached = False
+        reached = None
         try:
             outcomes = call(requests)
-            reached = not outcomes or any(not isinstance(outcome.error, StoreUnavailable) for outcome in outcomes)
+            reached = _any_reached(outcomes)
             return outcomes
+        except StoreError as error:
+            reached = _reached(error)
+            raise
         finally:
-            self._leave(reached=reached)
+            self._leave(period, reached=reached)
 
-    def _enter(self, op: str, key: str) -> None:
+    def _enter(self, op: str, key: str) -> int:
+        """Return the period in which the call begins: in a closed one any call does, in an open one only the probe."""
         with self._lock:
             if self._closed_again_at is None:
-                return
+                return self._period
             if not self._probing and self._clock() >= self._closed_again_at:
                 self._probing = True
-                return
+                return self._period
         raise StoreUnavailable("circuit breaker is open: the store did not answer", backend=self.name, op=op, key=key)
 
-    def _leave(self, *, reached: bool) -> None:
+    def _leave(self, period: int, *, reached: bool | None) -> None:
         with self._lock:
-            was_open = self._closed_again_at is not None
-            self._probing = False
+            if period != self._period:
+                return
+            was_open, self._probing = self._closed_again_at is not None, False
+            if reached is None:
+                return
             if reached:
-                self._in_a_row = 0
-                self._open_s = self._first_open_s
-                self._closed_again_at = None
+                self._in_a_row, self._open_s = 0, self._first_open_s
                 if was_open:
+                    self._turn(None)
                     _log.info("breaker.closed backend=%s", self.name)
                 return
             self._in_a_row += 1
             if was_open:
                 self._open_s = min(self._max_open_s, self._open_s * 2)
             if was_open or self._in_a_row >= self._failures:
-                self._closed_again_at = self._clock() + self._open_s
+                self._turn(self._clock() + self._open_s)
                 _log.warning("breaker.open backend=%s for_s=%.1f", self.name, self._open_s)
+
+    def _turn(self, closed_again_at: float | None) -> None:
+        """Begin a new period; what calls of earlier ones find no longer counts."""
+        self._closed_again_at = closed_again_at
+        self._period += 1
+
+
+def _reached(error: StoreError | None) -> bool | None:
+    """Return whether a call that ended with *error*, None for success, reached the store; None if that tells nothing."""
+    return None if isinstance(error, Unsupported) else not isinstance(error, StoreUnavailable)
+
+
+def _any_reached(outcomes: Sequence[Outcome]) -> bool | None:
+    said = {_reached(outcome.error) for outcome in outcomes}
+    return True if True in said else False if False in said else None

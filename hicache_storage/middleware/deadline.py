@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context, copy_context
+from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from hicache_storage.deadline import remaining_s, within
@@ -13,6 +15,7 @@ from hicache_storage.errors import StoreUnavailable
 from hicache_storage.middleware.layer import Layer
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import (
+    ObjectInfo,
     ObjectWrite,
     Outcome,
     RangeRead,
@@ -26,9 +29,11 @@ from hicache_storage.types import (
 T = TypeVar("T")
 R = TypeVar("R", RangeRead, ObjectWrite, str)
 
+_LISTED_AT_ONCE = 1024
+
 
 class DeadlineLayer(Layer):
-    """Gives every operation *deadline_s* in all; a batch counts as one operation."""
+    """Gives every operation *deadline_s* in all; a batch counts as one operation, a listing has no deadline."""
 
     def __init__(self, inner: ObjectStore, deadline_s: float) -> None:
         super().__init__(inner)
@@ -48,8 +53,8 @@ class GuardLayer(Layer):
 
     Each operation runs on a thread of its own, and the caller stops waiting when the deadline is over. What
     still runs then must never touch the caller's memory, so reads go through memory of our own and writes
-    from a copy: one copy each, the price of the guard. At most *stuck_limit* operations may be left
-    behind; more fail at once until some of them end.
+    from a copy: one copy each, the price of the guard. A listing has the deadline for every 1,024 objects.
+    At most *stuck_limit* operations may be left behind; more fail at once until some of them end.
 
     Raises:
         StoreUnavailable: from every operation whose deadline is over.
@@ -57,6 +62,7 @@ class GuardLayer(Layer):
 
     def __init__(self, inner: ObjectStore, deadline_s: float, *, stuck_limit: int = 16) -> None:
         super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, keeps_deadline=True, memory_registration=False)
         self._deadline_s = deadline_s
         self._stuck_limit = stuck_limit
         self._stuck = 0
@@ -68,6 +74,8 @@ class GuardLayer(Layer):
                 reason = f"{self._stuck} operations are stuck in the store"
                 raise StoreUnavailable(reason, backend=self.name, op=op, key=key)
         limit_s = remaining_s(self._deadline_s)
+        if not limit_s:
+            raise StoreUnavailable("no time is left to begin", backend=self.name, op=op, key=key)
         result: Future[T] = Future()
         thread = threading.Thread(
             target=self._run, args=(result, copy_context(), call), name=f"hicache-guard-{op}", daemon=True
@@ -119,6 +127,17 @@ class GuardLayer(Layer):
             if outcome:
                 _hand_over(memory, read.targets)
         return outcomes
+
+    def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        listing = self.single("list", prefix, lambda: self.inner.list_keys(prefix))
+        while some := self.single("list", prefix, lambda: list(islice(listing, _LISTED_AT_ONCE))):
+            yield from some
+
+    def register_memory(self, buffer: WritableBuffer) -> None:
+        """Ignored: the inner store only ever sees memory of this layer."""
+
+    def unregister_memory(self, buffer: WritableBuffer) -> None:
+        """Ignored, as `register_memory`."""
 
     @staticmethod
     def _run(result: Future[T], context: Context, call: Callable[[], T]) -> None:

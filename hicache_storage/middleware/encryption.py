@@ -15,8 +15,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from hicache_storage.batches import LazySequence
 from hicache_storage.errors import ConfigError, CorruptObject, RangeError, StoreError
 from hicache_storage.middleware.layer import Layer
+from hicache_storage.middleware.segments import (
+    NONCE_NBYTES,
+    OVERHEAD_NBYTES,
+    SEGMENT_NBYTES,
+    STORED_SEGMENT_NBYTES,
+    plain_nbytes,
+    segment_count,
+    stored_nbytes,
+)
 from hicache_storage.store import ObjectStore, check_key
 from hicache_storage.types import (
     HIT,
@@ -32,27 +42,7 @@ from hicache_storage.types import (
     nbytes_of,
 )
 
-SEGMENT_NBYTES = 64 << 10
-NONCE_NBYTES = 12
-OVERHEAD_NBYTES = NONCE_NBYTES + 16
-_STORED_SEGMENT_NBYTES = SEGMENT_NBYTES + OVERHEAD_NBYTES
 _KEY_SIZES = (16, 24, 32)
-
-
-def segment_count(plain_nbytes: int) -> int:
-    """Return how many segments an object has; an empty one has one, so that it too is authenticated."""
-    return max(1, -(-plain_nbytes // SEGMENT_NBYTES))
-
-
-def stored_nbytes(plain_nbytes: int) -> int:
-    """Return what an object of *plain_nbytes* takes in the inner store."""
-    return plain_nbytes + segment_count(plain_nbytes) * OVERHEAD_NBYTES
-
-
-def plain_nbytes(stored: int) -> int | None:
-    """Return the plain size of an object that takes *stored* bytes; None if none does."""
-    plain = stored - max(1, -(-stored // _STORED_SEGMENT_NBYTES)) * OVERHEAD_NBYTES
-    return plain if plain >= 0 and stored_nbytes(plain) == stored else None
 
 
 class EncryptionLayer(Layer):
@@ -86,13 +76,14 @@ class EncryptionLayer(Layer):
         return self.inner.write(key, self._encrypted(key, parts))
 
     def write_many(self, writes: Sequence[ObjectWrite]) -> list[Outcome]:
-        sealed: list[ObjectWrite] = []
-        for index in range(len(writes)):
+        """Write each object encrypted by the thread that writes it."""
+
+        def sealed(index: int) -> ObjectWrite:
             write = writes[index]
             # A key that no store takes cannot be encrypted for; the inner store says so.
-            parts = self._encrypted(write.key, write.parts) if _is_encodable(write.key) else []
-            sealed.append(ObjectWrite(write.key, parts))
-        return self.inner.write_many(sealed)
+            return ObjectWrite(write.key, self._encrypted(write.key, write.parts) if _is_encodable(write.key) else [])
+
+        return self.inner.write_many(LazySequence(len(writes), sealed))
 
     def read_into(
         self, key: str, offset: int, targets: Sequence[WritableBuffer], *, object_nbytes: int | None = None
@@ -115,10 +106,10 @@ class EncryptionLayer(Layer):
             except StoreError as error:
                 outcomes[index] = failed(error)
                 continue
-            end = min(stop * _STORED_SEGMENT_NBYTES, stored_nbytes(plain))
-            asked.append((index, read, plain, bytearray(end - start * _STORED_SEGMENT_NBYTES)))
+            end = min(stop * STORED_SEGMENT_NBYTES, stored_nbytes(plain))
+            asked.append((index, read, plain, bytearray(end - start * STORED_SEGMENT_NBYTES)))
         inner = [
-            RangeRead(r.key, _segments_of(r, p, self.name)[0] * _STORED_SEGMENT_NBYTES, [m], stored_nbytes(p))
+            RangeRead(r.key, _segments_of(r, p, self.name)[0] * STORED_SEGMENT_NBYTES, [m], stored_nbytes(p))
             for _, r, p, m in asked
         ]
         for (index, read, plain, memory), outcome in zip(asked, self.inner.read_many(inner), strict=True):
@@ -171,9 +162,9 @@ class EncryptionLayer(Layer):
         view = memoryview(memory)
         opened = bytearray()
         try:
-            for place in range(0, len(memory), _STORED_SEGMENT_NBYTES):
-                sealed = view[place : place + _STORED_SEGMENT_NBYTES]
-                bound = _bound_to(read.key, start + place // _STORED_SEGMENT_NBYTES, plain)
+            for place in range(0, len(memory), STORED_SEGMENT_NBYTES):
+                sealed = view[place : place + STORED_SEGMENT_NBYTES]
+                bound = _bound_to(read.key, start + place // STORED_SEGMENT_NBYTES, plain)
                 opened += self._cipher.decrypt(sealed[:NONCE_NBYTES], sealed[NONCE_NBYTES:], bound)
         except self._invalid:
             reason = "does not decrypt: damaged, moved, or written with another key"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from hicache_storage.batches import LazySequence
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import (
     ObjectInfo,
@@ -18,6 +19,11 @@ from hicache_storage.types import (
 
 T = TypeVar("T")
 R = TypeVar("R", RangeRead, ObjectWrite, str)
+
+
+def built_once(op: str, requests: Sequence[R]) -> Sequence[R]:
+    """Return *requests*, each built once however often it is asked for, in the thread that asks first; keys as they are."""
+    return LazySequence(len(requests), requests.__getitem__) if op in ("read", "write") else requests
 
 
 class Layer(ObjectStore):

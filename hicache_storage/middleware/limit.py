@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from hicache_storage.deadline import remaining_s
-from hicache_storage.errors import StoreUnavailable
+from hicache_storage.errors import StoreError, StoreUnavailable, Unsupported
+from hicache_storage.middleware.budget import Budget, leading
 from hicache_storage.middleware.layer import Layer
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import (
@@ -22,35 +24,6 @@ from hicache_storage.types import (
 )
 
 _WAIT_AT_MOST_S = 60.0
-
-
-class Budget:
-    """A number of bytes that may be taken at once; whoever wants more than all of it takes all of it."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._free = nbytes
-        self._changed = threading.Condition()
-
-    @property
-    def in_flight_nbytes(self) -> int:
-        with self._changed:
-            return self._nbytes - self._free
-
-    def take(self, nbytes: int, *, wait_s: float) -> int | None:
-        """Take *nbytes* and return what was taken, to be given back; None if there was no room in time."""
-        wanted = min(nbytes, self._nbytes)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._free >= wanted, timeout=wait_s):
-                return None
-            self._free -= wanted
-            return wanted
-
-    def give_back(self, nbytes: int) -> None:
-        """Return what `take` gave."""
-        with self._changed:
-            self._free += nbytes
-            self._changed.notify_all()
 
 
 class ReadBudgetLayer(Layer):
@@ -68,23 +41,24 @@ class ReadBudgetLayer(Layer):
             return self.inner.read_into(key, offset, targets, object_nbytes=object_nbytes)
 
     def read_many(self, reads: Sequence[RangeRead]) -> list[Outcome]:
+        listed = [reads[index] for index in range(len(reads))]
+        sizes = [read.nbytes for read in listed]
         outcomes: list[Outcome] = []
-        part: list[RangeRead] = []
-        part_nbytes = 0
-        for index in range(len(reads)):
-            read = reads[index]
-            if part and part_nbytes + read.nbytes > self._nbytes:
-                outcomes += self._read_part(part, part_nbytes)
-                part, part_nbytes = [], 0
-            part.append(read)
-            part_nbytes += read.nbytes
-        return outcomes + (self._read_part(part, part_nbytes) if part else [])
+        start = 0
+        while start < len(listed):
+            stop = start + max(1, leading(sizes[start:], self._nbytes))
+            part = self._read_part(listed[start:stop], sum(sizes[start:stop]))
+            outcomes += part
+            start = stop
+            if (error := _no_answer(part)) is not None:
+                return outcomes + [failed(error)] * (len(listed) - start)
+        return outcomes
 
     def _read_part(self, reads: Sequence[RangeRead], nbytes: int) -> list[Outcome]:
         try:
             with self._taken(nbytes, ""):
                 return self.inner.read_many(reads)
-        except StoreUnavailable as error:
+        except StoreError as error:
             return [failed(error)] * len(reads)
 
     @contextmanager
@@ -100,10 +74,12 @@ class ReadBudgetLayer(Layer):
 
 
 class WriteBudgetLayer(Layer):
-    """Drops writes while more than *nbytes* of them are under way: a slow store must not pile up host memory.
+    """Drops writes beyond *nbytes* under way: a slow store must not pile up host memory.
 
-    A dropped write is a failure (`StoreUnavailable`), not an error of the server: the page is written when it
-    is next backed up.
+    A batch that does not fit at once is written in parts, one after the other, in order; when not even its next
+    object fits beside the writes of others, that one and all behind it are dropped. A dropped write is a
+    failure (`StoreUnavailable`), not an error of the server: the page is written when it is next backed up.
+    An object larger than the whole budget is never written (`Unsupported`).
 
     Attributes:
         dropped: how many objects were dropped so far.
@@ -111,13 +87,22 @@ class WriteBudgetLayer(Layer):
 
     def __init__(self, inner: ObjectStore, nbytes: int) -> None:
         super().__init__(inner)
+        limit = inner.capabilities.max_object_nbytes
+        self.capabilities = replace(
+            inner.capabilities, max_object_nbytes=nbytes if limit is None else min(limit, nbytes)
+        )
         self.budget = Budget(nbytes)
         self.dropped = 0
         self._nbytes = nbytes
         self._lock = threading.Lock()
 
     def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
-        taken = self._take(sum(map(nbytes_of, parts)), 1, key)
+        nbytes = sum(map(nbytes_of, parts))
+        if nbytes > self._nbytes:
+            raise self._refusal(nbytes, key)
+        count, taken = self.budget.take_leading([nbytes])
+        if not count:
+            raise self._drop(1, nbytes, key)
         try:
             return self.inner.write(key, parts)
         finally:
@@ -125,20 +110,43 @@ class WriteBudgetLayer(Layer):
 
     def write_many(self, writes: Sequence[ObjectWrite]) -> list[Outcome]:
         listed = [writes[index] for index in range(len(writes))]
+        sizes = [write.nbytes for write in listed]
+        outcomes: list[Outcome] = []
+        start = 0
+        while start < len(listed):
+            if sizes[start] > self._nbytes:
+                outcomes.append(failed(self._refusal(sizes[start], listed[start].key)))
+                start += 1
+                continue
+            count, taken = self.budget.take_leading(sizes[start:])
+            part = self._write_part(listed[start : start + count], taken)
+            outcomes += part
+            error = _no_answer(part) if count else self._drop(len(sizes) - start, sum(sizes[start:]), "")
+            start += count
+            if error is not None:
+                return outcomes + [failed(error)] * (len(listed) - start)
+        return outcomes
+
+    def _write_part(self, writes: Sequence[ObjectWrite], taken: int) -> list[Outcome]:
         try:
-            taken = self._take(sum(write.nbytes for write in listed), len(listed), "")
-        except StoreUnavailable as error:
-            return [failed(error)] * len(listed)
-        try:
-            return self.inner.write_many(listed)
+            return self.inner.write_many(writes) if writes else []
+        except StoreError as error:
+            return [failed(error)] * len(writes)
         finally:
             self.budget.give_back(taken)
 
-    def _take(self, nbytes: int, objects: int, key: str) -> int:
-        taken = self.budget.take(nbytes, wait_s=0)
-        if taken is None:
-            with self._lock:
-                self.dropped += objects
-            reason = f"write of {nbytes} bytes dropped: {self.budget.in_flight_nbytes} of {self._nbytes} are under way"
-            raise StoreUnavailable(reason, backend=self.name, op="write", key=key)
-        return taken
+    def _refusal(self, nbytes: int, key: str) -> Unsupported:
+        reason = f"object of {nbytes} bytes, the write budget is {self._nbytes}"
+        return Unsupported(reason, backend=self.name, op="write", key=key)
+
+    def _drop(self, objects: int, nbytes: int, key: str) -> StoreUnavailable:
+        with self._lock:
+            self.dropped += objects
+        reason = f"write of {nbytes} bytes dropped: {self.budget.in_flight_nbytes} of {self._nbytes} are under way"
+        return StoreUnavailable(reason, backend=self.name, op="write", key=key)
+
+
+def _no_answer(part: Sequence[Outcome]) -> StoreError | None:
+    """Return why the rest of a batch is not tried, None if it is: each part would wait for a dead store again."""
+    errors = [outcome.error for outcome in part]
+    return errors[-1] if errors and all(isinstance(error, StoreUnavailable) for error in errors) else None

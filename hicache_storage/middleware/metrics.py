@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hicache_storage.errors import StoreError
-from hicache_storage.middleware.layer import Layer
+from hicache_storage.middleware.layer import Layer, built_once
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import (
     ObjectWrite,
@@ -108,12 +108,19 @@ class MetricsLayer(Layer):
 
     def batch(self, op: str, requests: Sequence[R], call: Callable[[Sequence[R]], list[Outcome]]) -> list[Outcome]:
         start = self._clock()
-        outcomes = call(requests)
-        moved = sum(
-            _nbytes_of(requests[i]) for i, outcome in enumerate(outcomes) if outcome and op in ("read", "write")
-        )
-        self.metrics.observe(op, self._clock() - start, [_result_of(outcome) for outcome in outcomes], moved)
-        return outcomes
+        listed = built_once(op, requests)
+        results, moved = ["failed"] * len(requests), 0
+        try:
+            outcomes = call(listed)
+            results = [_result_of(outcome) for outcome in outcomes]
+            if op in ("read", "write"):
+                moved = sum(_nbytes_of(listed[index]) for index, outcome in enumerate(outcomes) if outcome)
+            return outcomes
+        except StoreError as error:
+            results = [type(error).__name__] * len(requests)
+            raise
+        finally:
+            self.metrics.observe(op, self._clock() - start, results, moved)
 
     def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         return self._timed("write", lambda: self.inner.write(key, parts), sum(map(nbytes_of, parts)))

@@ -25,7 +25,9 @@ class MiddlewareOptions:
 
     metrics: bool = option(default=False, doc="count operations, results, bytes and latencies")
     write_budget_nbytes: int | None = option(
-        None, doc="bytes of writes under way beyond which writes are dropped", parse=parse_nbytes
+        None,
+        doc="bytes of writes under way beyond which writes are dropped; also the largest object",
+        parse=parse_nbytes,
     )
     read_budget_nbytes: int | None = option(
         None, doc="bytes of reads under way beyond which reads wait", parse=parse_nbytes

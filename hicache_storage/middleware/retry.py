@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hicache_storage.deadline import remaining_s
 from hicache_storage.errors import StoreError
-from hicache_storage.middleware.layer import Layer
+from hicache_storage.middleware.layer import Layer, built_once
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import ObjectWrite, Outcome, RangeRead
 
@@ -44,7 +44,7 @@ class RetryLayer(Layer):
         self._base_s = base_s
         self._cap_s = cap_s
         self._sleep = sleep
-        self._random = random.Random()
+        self._random = random.SystemRandom()  # no state that forked processes would share
 
     def single(self, op: str, key: str, call: Callable[[], T]) -> T:
         for attempt in range(1, self._attempts + 1):
@@ -56,12 +56,13 @@ class RetryLayer(Layer):
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def batch(self, op: str, requests: Sequence[R], call: Callable[[Sequence[R]], list[Outcome]]) -> list[Outcome]:
-        outcomes = list(call(requests))
+        listed = built_once(op, requests)
+        outcomes = list(call(listed))
         for attempt in range(1, self._attempts):
             again = [i for i, outcome in enumerate(outcomes) if outcome.error is not None and outcome.error.retryable]
             if not again or not self._pause(attempt):
                 break
-            repeated = [requests[index] for index in again]
+            repeated = [listed[index] for index in again]
             for request in repeated:
                 _start_over(request)
             for index, outcome in zip(again, call(repeated), strict=True):

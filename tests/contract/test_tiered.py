@@ -10,6 +10,7 @@ import pytest
 
 from hicache_storage.backends.file import FileOptions, FileStore
 from hicache_storage.backends.tiered import TieredOptions, TieredStore
+from hicache_storage.backends.tiered.copies import Copies
 from hicache_storage.registry import open_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import SMALL_STORE_NBYTES, StoreContract
@@ -131,13 +132,21 @@ class TestTieredFiles(StoreContract):
         )
 
 
+class OneCopyStore(TieredStore):
+    """Forgets which copies were read: the model knows one copy of an object, so damage concerns all of them."""
+
+    def quarantine(self, key: str) -> bool:
+        self._copies = Copies()
+        return super().quarantine(key)
+
+
 @contextmanager
 def new_store() -> Iterator[ObjectStore]:
-    with TieredStore(TieredOptions(stores=[MemoryStore(), MemoryStore()], promote="all_above")) as store:
+    with OneCopyStore(TieredOptions(stores=[MemoryStore(), MemoryStore()], promote="all_above")) as store:
         yield store
 
 
-class SettlingStore(TieredStore):
+class SettlingStore(OneCopyStore):
     """Until an object of another size is replaced below too, the old one may still be found there."""
 
     def write_many(self, writes: Sequence[ObjectWrite]) -> list[Outcome]:
@@ -157,7 +166,7 @@ def new_store_with_writes_in_the_background() -> Iterator[ObjectStore]:
 def new_store_of_files() -> Iterator[ObjectStore]:
     with TemporaryDirectory() as folder:
         stores = [FileStore(FileOptions(path=Path(folder, name), io_threads=1)) for name in ("upper", "lower")]
-        with TieredStore(TieredOptions(stores=stores)) as store:
+        with OneCopyStore(TieredOptions(stores=stores)) as store:
             yield store
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from hicache_storage import open_store
 from hicache_storage.config import from_mapping
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, StoreUnavailable
 from hicache_storage.middleware import Layer, MetricsLayer, MiddlewareOptions, wrap
 from hicache_storage.registry import resolve_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import StoreContract
+from hicache_storage.testing.faults import Fault, FaultyStore
 from hicache_storage.testing.memory import MemoryStore
-from hicache_storage.types import ObjectWrite
+from hicache_storage.types import ObjectWrite, Outcome, RangeRead
+
+T = TypeVar("T")
 
 EVERYTHING = {
     "metrics": True,
@@ -145,3 +150,58 @@ def test_metrics_count_operations_results_and_bytes() -> None:
     }
     assert 'hicache_store_requests_total{backend="memory",op="read",result="hit"} 1' in text
     assert 'hicache_store_seconds_bucket{backend="memory",op="read",le="+Inf"} 3' in text
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no"), ValueError("a bug")], ids=["unavailable", "bug"])
+def test_metrics_count_every_request_of_a_batch_that_raises(error: Exception) -> None:
+    class Raising(MemoryStore):
+        def exists_many(self, keys: Sequence[str]) -> list[Outcome]:
+            raise error
+
+    store = MetricsLayer(Raising())
+
+    with pytest.raises(type(error)):
+        store.exists_many(["a", "b"])
+
+    result = "StoreUnavailable" if isinstance(error, StoreUnavailable) else "failed"
+    assert store.metrics.snapshot()["exists"] | {"seconds": 0} == {"calls": 1, "seconds": 0, "nbytes": 0, result: 2}
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics", "write_budget_nbytes", "read_budget_nbytes", "retry_attempts", "encryption"]
+)
+def test_requests_are_built_once_through_every_layer(name: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("00" * 32)
+    store: ObjectStore = FaultyStore(MemoryStore(), [Fault("write", "raise", nth=2), Fault("read", "raise", nth=2)])
+    options = {
+        "metrics": MiddlewareOptions(metrics=True),
+        "write_budget_nbytes": MiddlewareOptions(write_budget_nbytes=4),
+        "read_budget_nbytes": MiddlewareOptions(read_budget_nbytes=4),
+        "retry_attempts": MiddlewareOptions(retry_attempts=2, retry_base_s=1e-6),
+        "encryption": MiddlewareOptions(encryption_key_file=key_file),
+    }
+    store = wrap(store, options[name])
+    built: Counting[ObjectWrite] = Counting([ObjectWrite(key, [b"123"]) for key in "abc"])
+    asked: Counting[RangeRead] = Counting([RangeRead(key, 0, [bytearray(3)]) for key in "abc"])
+
+    store.write_many(built)
+    store.read_many(asked)
+
+    assert built.asked == asked.asked == [0, 1, 2]
+
+
+class Counting(list[T]):
+    """Notes which items are asked for; like a batch that is built lazily, but one that keeps nothing."""
+
+    def __init__(self, items: list[T]) -> None:
+        super().__init__(items)
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: object) -> T:  # type: ignore[override]
+        assert isinstance(index, int)
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[T]:
+        return (self[index] for index in range(len(self)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +12,7 @@ from hicache_storage.errors import StoreUnavailable
 from hicache_storage.middleware import DeadlineLayer, GuardLayer, RetryLayer
 from hicache_storage.testing.faults import Fault, FaultyStore, Gate
 from hicache_storage.testing.memory import MemoryStore
-from hicache_storage.types import ObjectInfo, ObjectWrite, RangeRead, Status
+from hicache_storage.types import Capabilities, ObjectInfo, ObjectWrite, RangeRead, Status, WritableBuffer
 
 
 def test_inner_deadline_never_outlives_the_outer_one() -> None:
@@ -109,6 +110,62 @@ def test_guard_gives_back_what_the_store_answers() -> None:
     assert store.read_many([RangeRead("k", 0, [target])])[0]
     assert target == b"ab"
     assert not store.read_into("absent", 0, [target])
+
+
+def test_a_guarded_store_keeps_deadlines_and_has_no_use_for_registered_memory() -> None:
+    known: list[str] = []
+
+    class Registering(MemoryStore):
+        capabilities = Capabilities(memory_registration=True)
+
+        def register_memory(self, buffer: WritableBuffer) -> None:
+            known.append("registered")
+
+    store = GuardLayer(Registering(), 1.0)
+    store.register_memory(bytearray(1))
+    store.unregister_memory(bytearray(1))
+
+    assert store.capabilities == Capabilities(keeps_deadline=True)
+    assert known == []
+
+
+def test_a_listing_that_hangs_ends_with_the_deadline() -> None:
+    gate = Gate()
+
+    class HangingLate(MemoryStore):
+        def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            yield ObjectInfo("first", 1)
+            gate.pass_through()
+
+    store = GuardLayer(HangingLate(), 0.05)
+
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        list(store.list_keys())
+    gate.open()
+    join_guards()
+
+
+def test_a_guarded_listing_is_whole() -> None:
+    memory = MemoryStore()
+    keys = [f"{number:05}" for number in range(2500)]
+    for key in keys:
+        memory.write(key, [b"x"])
+    memory.write("other", [b"x"])
+
+    assert [info.key for info in GuardLayer(memory, 60.0).list_keys("0")] == keys
+
+
+def test_nothing_is_begun_when_no_time_is_left() -> None:
+    faulty = FaultyStore(MemoryStore())
+    store = GuardLayer(faulty, 10.0)
+
+    with within(0.0):
+        with pytest.raises(StoreUnavailable, match="no time"):
+            store.write("k", [b"x"])
+        outcomes = store.read_many([RangeRead("k", 0, [bytearray(1)])])
+
+    assert outcomes[0].status is Status.FAILED
+    assert faulty.calls == []
 
 
 def join_guards() -> None:

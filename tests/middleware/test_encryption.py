@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hicache_storage import open_store
 from hicache_storage.errors import ConfigError, CorruptObject, RangeError
 from hicache_storage.middleware import EncryptionLayer
-from hicache_storage.middleware.encryption import SEGMENT_NBYTES, plain_nbytes, stored_nbytes
+from hicache_storage.middleware.segments import SEGMENT_NBYTES, plain_nbytes, stored_nbytes
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import StoreContract
 from hicache_storage.testing.memory import MemoryStore

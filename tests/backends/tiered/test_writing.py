@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from hicache_storage.backends.tiered import TieredOptions, TieredStore
-from hicache_storage.errors import AccessDenied, ConfigError, StoreFull, StoreUnavailable
+from hicache_storage.errors import AccessDenied, StoreFull, StoreUnavailable
 from hicache_storage.testing.faults import Fault, Gate
 from hicache_storage.testing.memory import MemoryOptions, MemoryStore
 from hicache_storage.types import ObjectWrite, Outcome, Status, WritableBuffer, WriteResult
@@ -267,7 +267,7 @@ def test_a_store_that_does_not_open_closes_those_that_did(tmp_path: Path) -> Non
     closed: list[int] = []
     (tmp_path / "file").write_bytes(b"")
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(StoreUnavailable):
         TieredStore(TieredOptions(stores=[Closing(1, closed), f"file://{tmp_path}/file"]))
 
     assert closed == [1]
