@@ -15,7 +15,6 @@ import sys
 from typing import TextIO
 
 from benchmarks.subject import Subject
-from benchmarks.workload import Workload
 
 
 def serve(subject: Subject) -> None:
@@ -41,7 +40,7 @@ def _claim_stdout() -> TextIO:
 def _perform(subject: Subject, request: dict[str, object]) -> object:
     match request:
         case {"call": "prepare", "workload": dict(fields)}:
-            subject.prepare(Workload(**fields))
+            subject.prepare(subject.workload_kind(**fields))
             return {"version": subject.version, "calls": subject.calls}
         case {"call": "run", "operation": str(operation)}:
             return subject.run(operation)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.peers.environments import peer_of
 from benchmarks.subject import Subject
 from benchmarks.subjects.factory import SubjectPool
 from benchmarks.subjects.ours import FILE, Backend, Pages, StoreAlone
@@ -54,7 +55,7 @@ def served(backend: str, tree: Path) -> Iterator[SubjectPool]:
         StoreUnavailable: it does not start.
     """
     with ExitStack() as stack:
-        where, bare = _STARTS[backend](stack)
+        where, bare = _STARTS[backend](stack, tree)
         makers = {
             **bare,
             "ours": lambda: Pages(backend=where),
@@ -74,11 +75,11 @@ def _cut(cells: int, where: Backend) -> Callable[[], Subject]:
     return lambda: Pages(cells=cells, backend=where)
 
 
-def _file(_: ExitStack) -> tuple[Backend, Makers]:
+def _file(_: ExitStack, __: Path) -> tuple[Backend, Makers]:
     return FILE, {}
 
 
-def _redis(stack: ExitStack) -> tuple[Backend, Makers]:
+def _redis(stack: ExitStack, tree: Path) -> tuple[Backend, Makers]:
     from benchmarks.subjects.bare_redis import BareRedis  # noqa: PLC0415 - only where its server is
     from hicache_storage.testing.services.redis_server import RedisServer  # noqa: PLC0415 - as above
 
@@ -87,10 +88,13 @@ def _redis(stack: ExitStack) -> tuple[Backend, Makers]:
     program = f"redis-server {_told_version(server.ask('INFO', 'server'))}"
     place = f"{program} on loopback"
     where = Backend("redis", "RedisStore", {"url": server.url}, place)
-    return where, {"bare_redis": lambda: BareRedis(server.port, program, place)}
+    return where, {
+        "bare_redis": lambda: BareRedis(server.port, program, place),
+        "lmcache_resp": lambda: _peer("lmcache_resp", tree, [str(server.port)], place),
+    }
 
 
-def _s3(stack: ExitStack) -> tuple[Backend, Makers]:
+def _s3(stack: ExitStack, tree: Path) -> tuple[Backend, Makers]:
     from benchmarks.subjects.bare_s3 import Account, BareHttp, Boto  # noqa: PLC0415 - only where its server is
     from hicache_storage.testing.services.seaweedfs import SeaweedFS  # noqa: PLC0415 - as above
 
@@ -110,10 +114,13 @@ def _s3(stack: ExitStack) -> tuple[Backend, Makers]:
     return Backend("s3", "S3Store", options, place), {
         "bare_http": lambda: BareHttp(account, program, place),
         "boto3": lambda: Boto(account, place),
+        "lmcache_s3": lambda: _peer(
+            "lmcache_s3", tree, [account.endpoint_url, account.bucket, account.access_key, account.secret_key], place
+        ),
     }
 
 
-def _mooncake(stack: ExitStack) -> tuple[Backend, Makers]:
+def _mooncake(stack: ExitStack, _: Path) -> tuple[Backend, Makers]:
     from benchmarks.subjects.bare_mooncake import BareMooncake  # noqa: PLC0415 - only where its server is
     from hicache_storage.testing.services.mooncake import MooncakeService  # noqa: PLC0415 - as above
 
@@ -131,12 +138,18 @@ def _mooncake(stack: ExitStack) -> tuple[Backend, Makers]:
     return Backend("mooncake", "MooncakeStore", options, place), {"bare_mooncake": bare}
 
 
-_STARTS: Mapping[str, Callable[[ExitStack], tuple[Backend, Makers]]] = {
+_STARTS: Mapping[str, Callable[[ExitStack, Path], tuple[Backend, Makers]]] = {
     "file": _file,
     "redis": _redis,
     "s3": _s3,
     "mooncake": _mooncake,
 }
+
+
+def _peer(name: str, tree: Path, server: Sequence[str], place: str) -> Subject:
+    subject = peer_of(name).start(name, tree, server)
+    subject.page_cache = place
+    return subject
 
 
 def _run(stack: ExitStack, service: _Service) -> None:

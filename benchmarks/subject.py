@@ -38,11 +38,13 @@ class Subject(ABC):
 
     Attributes:
         version: of the implementation, as its package says it.
+        workload_kind: what `prepare` takes.
         page_cache: where the objects are while they are read.
         calls: operation -> the functions that are timed, in the words of the implementation.
     """
 
     version: str = ""
+    workload_kind: type[Workload] = Workload
     page_cache: str = PAGE_CACHE
     calls: dict[str, str]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from benchmarks.rows import Row
 from benchmarks.runner import Settings, measure
 from benchmarks.servers import CUTS, served
+from benchmarks.subjects.factory import PEERS_AT_SERVERS, copies_of
 from benchmarks.workload import Workload
 
 OPERATIONS = ("write", "read", "ranged")
@@ -47,8 +48,12 @@ def break_even(settings: Settings) -> list[Row]:
 
 
 def _transfer(settings: Settings, backend: str, clients: Sequence[str], thread_counts: Sequence[int]) -> list[Row]:
-    """Return the rows of one backend; the first of *clients* is the limit. Each size has a server of its own."""
+    """Return the rows of one backend; the first of *clients* is the limit. Each size has a server of its own.
+
+    Peers read whole objects only, so they have no ranged reads.
+    """
     rows: list[Row] = []
+    peers = copies_of(settings.peers, PEERS_AT_SERVERS[backend])
     sizes = _LAYERS_AND_OBJECTS[:1] if settings.small else _LAYERS_AND_OBJECTS
     for layers, objects in sizes:
         with served(backend, settings.scratch) as pool:
@@ -56,6 +61,6 @@ def _transfer(settings: Settings, backend: str, clients: Sequence[str], thread_c
             for operation in OPERATIONS:
                 for threads in thread_counts:
                     workload = Workload(folder="", num_layers=layers, objects=objects, threads=threads)
-                    subjects = [*clients, "ours", "store_alone"]
+                    subjects = [*clients, "ours", "store_alone", *(peers if operation != "ranged" else ())]
                     rows += measure(here, f"{backend}_transfer", operation, workload, subjects, raw=clients[0])
     return rows

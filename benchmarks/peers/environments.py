@@ -84,9 +84,14 @@ class Peer:
             stdout=sys.stderr,
         )
 
-    def start(self, subject: str, tree: Path) -> ProcessSubject:
-        """Start the driver of *subject*. *tree* holds a link to the harness and takes the driver's log."""
-        command = [str(self.python), "-m", f"benchmarks.peers.{self.name}.driver", *self.variants[subject]]
+    def start(self, subject: str, tree: Path, server: Sequence[str] = ()) -> ProcessSubject:
+        """Start the driver of *subject*.
+
+        Args:
+            tree: holds a link to the harness and takes the driver's log.
+            server: where the server is that it uses, in the words of its driver.
+        """
+        command = [str(self.python), "-m", f"benchmarks.peers.{self.name}.driver", *self.variants[subject], *server]
         log = tree / f"{subject}.log"
         return ProcessSubject(command, cwd=tree, environ=_environ(self), log=log)
 
@@ -144,11 +149,27 @@ PEERS = {
         Peer(
             "sglang",
             "sglang==0.5.23",
-            {"sglang": ("exists",), "sglang_v2": ("exists_v2",)},
+            {
+                "sglang": ("exists",),
+                "sglang_v2": ("exists_v2",),
+                "sglang_cpu_copy": ("cpu_copy",),
+                "sglang_data_page": ("data_page",),
+                "sglang_tree": ("classic",),
+                "sglang_tree_python": ("python",),
+                "sglang_tree_rust": ("rust",),
+            },
             _finish_sglang,
         ),
         Peer(
-            "lmcache", "lmcache==0.5.6", {"lmcache_fs": ("fs",), "lmcache_fs_native": ("fs_native",)}, _finish_lmcache
+            "lmcache",
+            "lmcache==0.5.6",
+            {
+                "lmcache_fs": ("fs",),
+                "lmcache_fs_native": ("fs_native",),
+                "lmcache_resp": ("resp",),
+                "lmcache_s3": ("s3",),
+            },
+            _finish_lmcache,
         ),
         Peer(
             "vllm",

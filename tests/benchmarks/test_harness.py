@@ -15,13 +15,13 @@ import pytest
 
 from benchmarks.cases.corruption import corruption
 from benchmarks.machine import Provenance, check_folder, filesystem_of
-from benchmarks.peers.environments import PEERS, select
+from benchmarks.peers.environments import PEERS, peer_of, select
 from benchmarks.registry import CASES
 from benchmarks.runner import Settings, WrongBytes, measure, scratch_folder
 from benchmarks.servers import served
 from benchmarks.subject import Subject, SubjectFailed, Verdict
 from benchmarks.subjects.bare_redis import BareRedis
-from benchmarks.subjects.factory import SubjectPool
+from benchmarks.subjects.factory import PEERS_AT_SERVERS, SubjectPool, subjects_of
 from benchmarks.subjects.ours import Pages, StoreAlone
 from benchmarks.subjects.process import ProcessSubject
 from benchmarks.subjects.raw import RawFiles
@@ -250,6 +250,14 @@ def test_a_folder_in_memory_is_refused_unless_asked_for() -> None:
 def test_an_unknown_peer_is_named() -> None:
     with pytest.raises(ValueError, match="no peer 'nobody'"):
         select("nobody")
+
+
+def test_peers_that_need_a_server_are_not_measured_on_files() -> None:
+    at_servers = {subject for subjects in PEERS_AT_SERVERS.values() for subject in subjects}
+
+    assert at_servers == {"lmcache_resp", "lmcache_s3"}
+    assert at_servers.isdisjoint(subjects_of(list(PEERS)))
+    assert all(peer_of(subject).name == "lmcache" for subject in at_servers)
 
 
 @pytest.mark.parametrize("name", PEERS)
