@@ -67,11 +67,22 @@ def page_hashes(tokens: Iterable[int], page_tokens: int, *, prior: str | None = 
         prior: hash of the page before, or `request_seed`; None at the start of an unscoped request.
 
     Raises:
-        LayoutError: a token id is no integer or out of range, or *prior* is no page hash.
+        LayoutError: a token id is no integer or out of range, *tokens* are raw bytes or text, or *prior* is
+            no page hash.
+    """
+    return packed_page_hashes(pack_tokens(tokens), page_tokens, prior=prior)
+
+
+def packed_page_hashes(ids: bytes, page_tokens: int, *, prior: str | None = None) -> list[str]:
+    """Return what `page_hashes` returns for the tokens whose `pack_tokens` is *ids*.
+
+    A chain is continued by hashing only what follows, with the last known page's hash as *prior*.
+
+    Raises:
+        LayoutError: *prior* is no page hash.
     """
     if page_tokens < 1:
         raise LayoutError(f"page_tokens = {page_tokens}: a page has at least one token")
-    ids = _little_endian_ids(tokens)
     step = page_tokens * 4
     digest = _digest_of(prior) if prior is not None else b""
     hashes = []
@@ -81,6 +92,30 @@ def page_hashes(tokens: Iterable[int], page_tokens: int, *, prior: str | None = 
         digest = page.digest()
         hashes.append(digest.hex())
     return hashes
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Return token ids as four little-endian bytes each, one behind the other.
+
+    Cost: a memory copy for an ``array("I")``; about 10 ns a token for anything else.
+
+    Raises:
+        LayoutError: a token id is no integer or not in ``[0, 2**32)``, or *tokens* are raw bytes or text.
+    """
+    if isinstance(tokens, bytes | bytearray | str) or (isinstance(tokens, memoryview) and tokens.itemsize == 1):
+        raise LayoutError(f"token ids must be integers in [0, 2**32), not the units of a {type(tokens).__name__}")
+    if isinstance(tokens, array) and tokens.typecode == "I" and tokens.itemsize == 4 and sys.byteorder == "little":
+        return tokens.tobytes()
+    values = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    try:
+        ids = array("I", values)
+    except (OverflowError, TypeError) as error:
+        raise LayoutError(f"token ids must be integers in [0, 2**32): {error}") from error
+    if ids.itemsize != 4:
+        raise ConfigError(f"this platform's unsigned int has {ids.itemsize} bytes, token ids need 4")
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
 
 
 def request_seed(
@@ -129,19 +164,6 @@ def _scope_hash(domain: bytes, parts: tuple[str | None, ...]) -> str:
             raise LayoutError(f"request scope {part!r} cannot be encoded as UTF-8") from error
         digest.update(b"\x01" + len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()
-
-
-def _little_endian_ids(tokens: Iterable[int]) -> bytes:
-    values = tokens.tolist() if hasattr(tokens, "tolist") else tokens
-    try:
-        ids = array("I", values)
-    except (OverflowError, TypeError) as error:
-        raise LayoutError(f"token ids must be integers in [0, 2**32): {error}") from error
-    if ids.itemsize != 4:
-        raise ConfigError(f"this platform's unsigned int has {ids.itemsize} bytes, token ids need 4")
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tobytes()
 
 
 def _digest_of(prior: str) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,6 +158,24 @@ def test_what_is_no_token_id_is_refused(tokens: list[int]) -> None:
         page_hashes(tokens, 2)
 
 
+@pytest.mark.parametrize("tokens", [bytes(16), b"", bytearray(16), memoryview(bytes(16))], ids=repr)
+def test_raw_bytes_are_no_tokens(tokens: Iterable[int]) -> None:
+    with pytest.raises(LayoutError, match=f"token ids.*{type(tokens).__name__}"):
+        page_hashes(tokens, 4)
+
+
+@pytest.mark.parametrize("text", ["", "12345678"])
+def test_text_is_no_tokens(text: str) -> None:
+    with pytest.raises(LayoutError, match=r"token ids.*str"):
+        page_hashes(text, 4)  # type: ignore[arg-type]  # what a caller without a checker may do
+
+
+def test_view_of_integers_is_tokens() -> None:
+    tokens = [5, 6, 7, 2**31]
+
+    assert page_hashes(memoryview(array("I", tokens)), 4) == page_hashes(tokens, 4)
+
+
 @pytest.mark.parametrize("prior", ["", "xyz", "AB" * 32, "ab" * 31])
 def test_malformed_prior_is_refused(prior: str) -> None:
     with pytest.raises(LayoutError, match="page hash"):
@@ -197,17 +217,30 @@ def test_scope_fields_cannot_be_cut_differently() -> None:
 
 
 PROGRAM = """
+import sys
+from array import array
+from dataclasses import replace
+import numpy as np
 from hicache_storage.layout import Namespace, Variant, page_hashes, request_seed
+tokens = [int(token) for token in sys.argv[2:]]
+containers = [tokens, tuple(tokens), array("q", tokens), np.array(tokens, np.int32), np.array(tokens, np.int64)]
+chains = {" ".join(page_hashes(each, int(sys.argv[1]))) for each in containers}
 namespace = Namespace(model_id="org/m", dtype="bfloat16", page_size=64, rank_replicated=False, total_kv_heads=8,
-                      layer_partition=30, head_partition=2, variant=Variant(rope_scaling="yarn", component="draft"))
-print(namespace.digest, page_hashes(range(8), 4, prior=request_seed(lora_id="l", cache_salt="s")))
+                      layer_partition=30, head_partition=2)
+varied = replace(namespace, variant=Variant(rope_scaling="yarn", component="draft"))
+print(*chains)
+print(namespace.digest, varied.digest, page_hashes(range(8), 4, prior=request_seed(lora_id="l", cache_salt="s")))
 """
 
 
-def test_keys_are_the_same_in_every_process() -> None:
+def test_keys_are_the_golden_ones_in_every_process() -> None:
+    vectors = json.loads((Path(__file__).parent / "golden" / "sglang_0.5.23.json").read_text())["page_hash"]
+    golden = next(each for each in vectors if each["prior"] is None and len(each["tokens"]) >= 2 * each["page_tokens"])
+    full_pages = len(golden["tokens"]) // golden["page_tokens"]
+
     answers = {
         subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, str(golden["page_tokens"]), *map(str, golden["tokens"])],
             env=os.environ | {"PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
@@ -217,3 +250,6 @@ def test_keys_are_the_same_in_every_process() -> None:
     }
 
     assert len(answers) == 1
+    chain, rest = answers.pop().splitlines()
+    assert chain.split() == golden["chain"][:full_pages]
+    assert rest.startswith("ukv1-dea1a4a45c9e0671 ")
