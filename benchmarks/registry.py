@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from benchmarks.cases.corruption import corruption
 from benchmarks.cases.existence import file_exists
+from benchmarks.cases.kernels import gather_scatter, host_relayout
+from benchmarks.cases.radix_tree import radix_tree
 from benchmarks.cases.servers import break_even, mooncake_transfer, redis_transfer, s3_transfer
 from benchmarks.cases.transfer import checksum_cost, file_read, file_write
 from benchmarks.rows import Finding, Result, Row
@@ -36,6 +38,17 @@ CASES = {
     "file_exists": Case("ask for 1024 keys whether they are there: ours, os.stat, peers", file_exists, Row),
     "checksum_cost": Case("verified reads against the file backend alone", checksum_cost, Row),
     "corruption": Case("damaged objects: what a read returns, and whether a write heals", corruption, Finding),
+    "gather_scatter": Case(
+        "pages between a pool of per-layer tensors and page_unified pages: ours, one plain copy, SGLang",
+        gather_scatter,
+        Row,
+    ),
+    "host_relayout": Case(
+        "pages between an engine's host pool and page_unified pages: ours, one plain copy, SGLang", host_relayout, Row
+    ),
+    "radix_tree": Case(
+        "match, insert and evict prompts of 200,000 tokens and 100,000 pages: ours, SGLang's trees", radix_tree, Row
+    ),
     "redis_transfer": Case(
         "writes, verified and ranged reads on a real Redis: ours, raw pipelined sockets",
         redis_transfer,

@@ -53,7 +53,8 @@ class Settings:
             objects=min(8, workload.objects),
             batch=4,
             num_layers=min(2, workload.num_layers),
-            kv_heads=1,
+            kv_heads=min(1, workload.kv_heads),
+            group_heads=0,
             head_dim=64,
         )
 

@@ -15,7 +15,12 @@ Setup = tuple[int, int]
 
 _OPERATIONS = {"write": "write", "read": "read", "ranged": "ranged read"}
 _WARM = "page cache warm"
-_READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST = 0.90, 1.5, 0.85, 0.10
+_READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST, _COPY_SHARE = 0.90, 1.5, 0.85, 0.10, 0.80
+_COPIED = "GB/s of payload and, in brackets, the share of one `copy_` of the same bytes; missed = below 80 %"
+_TREES = (
+    "match in ns per token, insert and evict in us per prompt and, in brackets, the time of the fastest peer in the same "
+    "round divided by it; missed = slower than that. SGLang evicts whole prompts, this project the pages that are asked for"
+)
 
 
 def transfer(rows: Sequence[Row]) -> str:
@@ -110,6 +115,44 @@ def break_even(rows: Sequence[Row]) -> str:
     return _markdown(table) + _footer(rows[0], "pages of 2 MiB and 32 layers, 64 a call", where)
 
 
+def copies(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of a plain copy, a line per page size, direction and subject, a column per page count."""
+    counts = sorted({row.objects for row in rows})
+    table = [["page", "", "", *(f"{count} page{'s' if count > 1 else ''}" for count in counts)]]
+    by_place = {(row.object_nbytes, row.operation, row.subject, row.objects): row for row in rows}
+    for size, operation in dict.fromkeys((row.object_nbytes, row.operation) for row in rows):
+        here = [row for row in rows if (row.object_nbytes, row.operation) == (size, operation)]
+        for subject in _subjects(here):
+            found = [by_place.get((size, operation, subject, count)) for count in counts]
+            cells = [_copy_speed(row) if row else "" for row in found]
+            table.append([_page_title(size), operation, TITLES[subject], *cells])
+    return _markdown(table) + _footer(rows[0], _COPIED, f"{rows[0].page_cache}, {rows[0].threads} thread")
+
+
+def relayouts(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of a plain copy, a line per page size, layout and direction, a column per subject."""
+    subjects = _subjects(rows)
+    table = [["page", "host layout", "", *(TITLES[subject] for subject in subjects)]]
+    by_place = {(row.object_nbytes, row.operation, row.subject): row for row in rows}
+    for size, operation in dict.fromkeys((row.object_nbytes, row.operation) for row in rows):
+        found = [by_place.get((size, operation, subject)) for subject in subjects]
+        cells = [_copy_speed(row) if row else "" for row in found]
+        table.append([_page_title(size), *operation.split(maxsplit=1), *cells])
+    return _markdown(table) + _footer(rows[0], _COPIED, f"{rows[0].page_cache}, {rows[0].threads} thread")
+
+
+def trees(rows: Sequence[Row]) -> str:
+    """Return ns per token of matches and us per prompt of the rest, a line per operation and subject, a column per tree."""
+    by_place = {(row.operation, row.object_nbytes, row.subject): row for row in rows}
+    setups = list(dict.fromkeys((row.operation.split(", ")[1], row.object_nbytes) for row in rows))
+    table = [["", "", *(f"{nbytes // 4:,} tokens, {pages}" for pages, nbytes in setups)]]
+    for operation in dict.fromkeys(row.operation.split(", ")[0] for row in rows):
+        for subject in _subjects(rows):
+            found = [by_place.get((f"{operation}, {pages}", nbytes, subject)) for pages, nbytes in setups]
+            table.append([operation, TITLES[subject], *(_tree_speed(row) if row else "" for row in found)])
+    return _markdown(table) + _footer(rows[0], _TREES, f"{rows[0].page_cache}, one thread")
+
+
 TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "targets": (("file_read", "file_write", "file_exists", "checksum_cost"), targets),
     "file_read": (("file_read",), transfer),
@@ -117,6 +160,9 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "file_exists": (("file_exists",), existence),
     "checksum_cost": (("checksum_cost",), checksums),
     "corruption": (("corruption",), corruption),
+    "gather_scatter": (("gather_scatter",), copies),
+    "host_relayout": (("host_relayout",), relayouts),
+    "radix_tree": (("radix_tree",), trees),
     "redis_transfer": (("redis_transfer",), servers),
     "s3_transfer": (("s3_transfer",), servers),
     "mooncake_transfer": (("mooncake_transfer",), servers),
@@ -202,6 +248,22 @@ def _speed(row: Row) -> str:
     if row.gb_s is None:
         return ""
     return f"{row.gb_s:.2f} ({_percent(row.share_of_raw)})"
+
+
+def _copy_speed(row: Row) -> str:
+    is_met = row.share_of_raw >= _COPY_SHARE or not row.subject.startswith("ours")
+    return _judged(_speed(row), is_met)
+
+
+def _tree_speed(row: Row) -> str:
+    is_match = row.operation.startswith("match")
+    per_token = row.us_per_object / row.object_nbytes * 4000
+    speed = f"{per_token:.2f} ns" if is_match else f"{row.us_per_object:.0f} us"
+    return _judged(f"{speed} ({row.share_of_raw:.1f}x)", row.share_of_raw >= 1 or row.subject != "our_tree")
+
+
+def _page_title(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
 
 
 def _verdict(finding: Finding) -> str:

@@ -13,7 +13,8 @@ class Workload:
     """Objects of equal size under one folder, and the KV geometry that makes an object of that size.
 
     One object is one page of ``num_layers x 2 x page_tokens x kv_heads x head_dim`` bfloat16 elements, so
-    that subjects with host pools of their own can build one. All fields are plain values: a workload
+    that subjects with host pools of their own can build one; without KV heads a page of MLA, which has
+    ``num_layers x page_tokens x head_dim``. All fields are plain values: a workload
     travels to a peer's process as JSON.
 
     Attributes:
@@ -21,6 +22,8 @@ class Workload:
         objects: objects in all; one pass moves each of them once.
         batch: objects per call.
         threads: I/O threads a subject may use; subjects that have one thread use one.
+        group_heads: heads of a head group of page_unified pages; 0 = all.
+        host_layout: the engine's order of a host pool, where a subject has one.
     """
 
     folder: str
@@ -32,10 +35,13 @@ class Workload:
     kv_heads: int = 2
     head_dim: int = 128
     page_tokens: int = 64
+    group_heads: int = 0
+    host_layout: str = "page_first"
 
     @property
     def object_nbytes(self) -> int:
-        return self.num_layers * 2 * self.page_tokens * self.kv_heads * self.head_dim * 2
+        rows = 2 * self.kv_heads or 1
+        return self.num_layers * self.page_tokens * rows * self.head_dim * 2
 
     @property
     def nbytes(self) -> int:

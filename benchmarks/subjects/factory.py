@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers.environments import PEERS, peer_of
 from benchmarks.subject import Subject
+from benchmarks.subjects.our_tree import OurTree
 from benchmarks.subjects.ours import Pages, StoreAlone
 from benchmarks.subjects.process import ProcessSubject
 from benchmarks.subjects.raw import RawFiles
@@ -22,16 +23,38 @@ TITLES = {
     "sglang_v2": "SGLang HiCacheFile, batch_exists_v2",
     "lmcache_fs": "LMCache fs",
     "lmcache_fs_native": "LMCache fs_native (C++)",
+    "lmcache_resp": "LMCache resp (C++)",
+    "lmcache_s3": "LMCache s3 (AWS CRT)",
     "vllm_fs": "vLLM fs tier",
     "bare_redis": "pipelined sockets (the limit)",
     "bare_http": "`http.client` in threads (the limit)",
     "boto3": "boto3 in threads",
     "bare_mooncake": "bare SDK (the limit)",
     "store_alone": "hicache_storage backend alone, unverified",
+    "tensor_copy": "one `copy_` of the same bytes (the limit)",
+    "ours_kernels": "**hicache_storage**, one head group",
+    "ours_kernels_groups": "**hicache_storage**, several head groups",
+    "ours_relayout": "**hicache_storage**",
+    "sglang_cpu_copy": "SGLang `get_cpu_copy`, `load_cpu_copy`",
+    "sglang_data_page": "SGLang `get_data_page`, `set_from_flat_data_page`",
+    "our_tree": "**hicache_storage** RadixTree",
+    "sglang_tree": "SGLang RadixCache",
+    "sglang_tree_python": "SGLang UnifiedRadixCache, Python core",
+    "sglang_tree_rust": "SGLang UnifiedRadixCache, Rust core",
 }
 """Subject name -> how tables call it."""
 
 OURS = ("ours", "ours_8_objects", "file_store")
+
+PEER_COPIES = {
+    "gather_scatter": ("sglang_cpu_copy",),
+    "host_relayout": ("sglang_data_page",),
+    "radix_tree": ("sglang_tree", "sglang_tree_python", "sglang_tree_rust"),
+}
+"""Case -> the peers' subjects that work within memory and store no object."""
+
+PEERS_AT_SERVERS = {"redis": ("lmcache_resp",), "s3": ("lmcache_s3",), "mooncake": ()}
+"""Backend -> the peers' subjects that need its server."""
 
 
 def open_subject(name: str, tree: Path) -> Subject:
@@ -49,8 +72,23 @@ def open_subject(name: str, tree: Path) -> Subject:
             return Pages(objects_per_page=8)
         case "file_store":
             return StoreAlone()
+        case "our_tree":
+            return OurTree()
+        case "tensor_copy" | "ours_kernels" | "ours_relayout":
+            return _open_copies(name)
         case _:
             return peer_of(name).start(name, tree)
+
+
+def _open_copies(name: str) -> Subject:
+    from benchmarks.subjects.copies import DeviceCopies, HostRelayout, TensorCopy  # noqa: PLC0415 - loads torch
+
+    kinds: dict[str, Callable[[], Subject]] = {
+        "tensor_copy": TensorCopy,
+        "ours_kernels": DeviceCopies,
+        "ours_relayout": HostRelayout,
+    }
+    return kinds[name]()
 
 
 class SubjectPool:
@@ -87,5 +125,13 @@ def open_process(name: str, tree: Path) -> ProcessSubject:
 
 
 def subjects_of(peers: Sequence[str]) -> list[str]:
-    """Return the subjects that *peers* bring."""
-    return [subject for name in peers for subject in PEERS[name].variants]
+    """Return the subjects that *peers* bring for cases with objects in files."""
+    others = {
+        subject for group in (PEER_COPIES, PEERS_AT_SERVERS) for subjects in group.values() for subject in subjects
+    }
+    return [subject for name in peers for subject in PEERS[name].variants if subject not in others]
+
+
+def copies_of(peers: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return those of the *wanted* subjects that *peers* bring."""
+    return [subject for name in peers for subject in PEERS[name].variants if subject in wanted]

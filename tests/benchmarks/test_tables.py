@@ -10,7 +10,7 @@ import pytest
 from benchmarks.readme import DOCUMENTS, RESULTS, render, stale, update
 from benchmarks.registry import CASES
 from benchmarks.rows import Finding, Row, from_csv, save
-from benchmarks.tables import TABLES, break_even, corruption, servers, targets, transfer
+from benchmarks.tables import TABLES, break_even, copies, corruption, relayouts, servers, targets, transfer
 
 DOCUMENT = "before\n<!-- benchmarks:file_read -->\nold\n<!-- /benchmarks:file_read -->\nafter\n"
 
@@ -150,3 +150,27 @@ def test_damage_that_stays_and_lost_neighbours_are_told(row: Row) -> None:
     )
 
     assert "| truncated | error raised, and stays so; 3 neighbours lost |" in corruption([finding])
+
+
+def test_a_copy_below_its_target_is_marked_for_this_project_alone(row: Row) -> None:
+    limit = replace(row, case="gather_scatter", operation="gather", subject="tensor_copy", object_nbytes=15_728_640)
+    ours = replace(limit, subject="ours_kernels", gb_s=9.0, share_of_raw=0.9)
+    slow = replace(ours, objects=512, gb_s=7.0, share_of_raw=0.79)
+    peer = replace(limit, subject="sglang_cpu_copy", gb_s=4.0, share_of_raw=0.4)
+
+    table = copies([limit, ours, slow, peer])
+
+    assert "| page |  |  | 64 pages | 512 pages |" in table
+    assert "| 15.7 MB | gather | **hicache_storage**, one head group | 9.00 (90 %) | 7.00 (79 %) (missed) |" in table
+    assert "| 4.00 (40 %) |  |" in table
+
+
+def test_layouts_stand_below_and_subjects_beside_each_other(row: Row) -> None:
+    limit = replace(
+        row, case="host_relayout", operation="page_head to pages", subject="tensor_copy", object_nbytes=1_474_560
+    )
+    ours = replace(limit, subject="ours_relayout", gb_s=11.0, share_of_raw=0.82)
+
+    table = relayouts([limit, ours])
+
+    assert "| 1.5 MB | page_head | to pages | 13.42 (100 %) | 11.00 (82 %) |" in table

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
+from benchmarks.peers.sglang.copies import CpuCopy, DataPage
+from benchmarks.peers.sglang.host_pools import PoolShape, mha_pool
+from benchmarks.peers.sglang.trees import SGLangTree
 from benchmarks.serve import serve
 from benchmarks.subject import Subject, Verdict, timed
 from benchmarks.workload import Workload
@@ -23,34 +25,14 @@ from benchmarks.workload import Workload
 
 def host_pool(workload: Workload) -> MHATokenToKVPoolHost:
     """Return SGLang's page_first host pool with room for every object."""
-    layers, tokens = workload.num_layers, workload.page_tokens
-    row = (tokens, workload.kv_heads, workload.head_dim)
-    k = tuple(torch.empty(row, dtype=torch.bfloat16) for _ in range(layers))
-    v = tuple(torch.empty(row, dtype=torch.bfloat16) for _ in range(layers))
-    pointers = [torch.tensor([t.data_ptr() for t in tensors], dtype=torch.uint64) for tensors in (k, v)]
-    info = MHABufferInfo(
-        buffers=KVBuffers(k=k, v=v, k_data_ptrs=pointers[0], v_data_ptrs=pointers[1], layout=KVBufferLayout.NHD),
-        page_size=tokens,
-        head_num=workload.kv_heads,
+    shape = PoolShape(
+        layers=workload.num_layers,
+        heads=workload.kv_heads,
         head_dim=workload.head_dim,
-        v_head_dim=workload.head_dim,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
+        page_tokens=workload.page_tokens,
+        pages=workload.objects + 1,
     )
-    return MHATokenToKVPoolHost(
-        info,
-        host_to_device_ratio=2.0,
-        host_size=0,
-        page_size=tokens,
-        layout="page_first",
-        pin_memory=False,
-        device="cpu",
-        device_capacity_tokens=tokens,
-        start_layer=0,
-        end_layer=layers,
-        head_group_num=1,
-        host_token_capacity=(workload.objects + 1) * tokens,
-    )
+    return mha_pool(shape, "page_first")
 
 
 class SGLangFile(Subject):
@@ -158,9 +140,20 @@ def storage_config(workload: Workload) -> HiCacheStorageConfig:
     )
 
 
+def open_subject(kind: str) -> Subject:
+    match kind:
+        case "cpu_copy":
+            return CpuCopy()
+        case "data_page":
+            return DataPage()
+        case "classic" | "python" | "rust":
+            return SGLangTree(kind)
+    return SGLangFile(exists="batch_exists_v2" if kind == "exists_v2" else "batch_exists")
+
+
 if __name__ == "__main__":
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    subject = SGLangFile(exists="batch_exists_v2" if "exists_v2" in sys.argv[1:] else "batch_exists")
+    subject = open_subject(sys.argv[1])
     subject.version = "0.5.23"
     serve(subject)
