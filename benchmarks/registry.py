@@ -9,6 +9,7 @@ from benchmarks.cases.corruption import corruption
 from benchmarks.cases.existence import file_exists
 from benchmarks.cases.kernels import gather_scatter, host_relayout
 from benchmarks.cases.radix_tree import radix_tree
+from benchmarks.cases.restore import restore
 from benchmarks.cases.servers import break_even, mooncake_transfer, redis_transfer, s3_transfer
 from benchmarks.cases.transfer import checksum_cost, file_read, file_write
 from benchmarks.rows import Finding, Result, Row
@@ -48,6 +49,9 @@ CASES = {
     ),
     "radix_tree": Case(
         "match, insert and evict prompts of 200,000 tokens and 100,000 pages: ours, SGLang's trees", radix_tree, Row
+    ),
+    "restore": Case(
+        "a prompt fetched from L3 by the controller: ours, its client, the file backend alone", restore, Row
     ),
     "redis_transfer": Case(
         "writes, verified and ranged reads on a real Redis: ours, raw pipelined sockets",

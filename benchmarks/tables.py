@@ -16,6 +16,7 @@ Setup = tuple[int, int]
 _OPERATIONS = {"write": "write", "read": "read", "ranged": "ranged read"}
 _WARM = "page cache warm"
 _READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST, _COPY_SHARE = 0.90, 1.5, 0.85, 0.10, 0.80
+_RESTORE_SHARE = 0.80
 _COPIED = "GB/s of payload and, in brackets, the share of one `copy_` of the same bytes; missed = below 80 %"
 _TREES = (
     "match in ns per token, insert and evict in us per prompt and, in brackets, the time of the fastest peer in the same "
@@ -33,6 +34,21 @@ def transfer(rows: Sequence[Row]) -> str:
         table.append([TITLES[subject], *cells])
     raw = TITLES[rows[0].raw].removesuffix(" (the limit)")
     return _markdown(table) + _footer(rows[0], f"GB/s of payload and, in brackets, the share of {raw}")
+
+
+def restored(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of the backend alone; below 80 % the controller misses its target."""
+    setups = _setups(rows)
+    table = [["", *map(_setup_title, setups)]]
+    for subject in _subjects(rows):
+        by_setup = {_setup(row): row for row in rows if row.subject == subject}
+        least = _RESTORE_SHARE if subject == "ours_restore" else 0.0
+        table.append(
+            [TITLES[subject], *(_judged(_speed(by_setup[s]), by_setup[s].share_of_raw >= least) for s in setups)]
+        )
+    return _markdown(table) + _footer(
+        rows[0], "GB/s of payload and, in brackets, the share of the backend alone; missed = below 80 %"
+    )
 
 
 def existence(rows: Sequence[Row]) -> str:
@@ -163,6 +179,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "gather_scatter": (("gather_scatter",), copies),
     "host_relayout": (("host_relayout",), relayouts),
     "radix_tree": (("radix_tree",), trees),
+    "restore": (("restore",), restored),
     "redis_transfer": (("redis_transfer",), servers),
     "s3_transfer": (("s3_transfer",), servers),
     "mooncake_transfer": (("mooncake_transfer",), servers),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.peers.environments import PEERS, peer_of
 from benchmarks.subject import Subject
+from benchmarks.subjects.controlled import Restore
 from benchmarks.subjects.our_tree import OurTree
 from benchmarks.subjects.ours import Pages, StoreAlone
 from benchmarks.subjects.process import ProcessSubject
@@ -18,6 +19,7 @@ TITLES = {
     "raw": "plain files (the limit)",
     "ours": "**hicache_storage**, verified",
     "ours_8_objects": "**hicache_storage**, verified, 8 objects a page",
+    "ours_restore": "**hicache_storage** controller, verified",
     "file_store": "hicache_storage file backend alone, unverified",
     "sglang": "SGLang HiCacheFile",
     "sglang_v2": "SGLang HiCacheFile, batch_exists_v2",
@@ -70,6 +72,8 @@ def open_subject(name: str, tree: Path) -> Subject:
             return Pages()
         case "ours_8_objects":
             return Pages(objects_per_page=8)
+        case "ours_restore":
+            return Restore()
         case "file_store":
             return StoreAlone()
         case "our_tree":
