@@ -1,4 +1,7 @@
-"""The shape of a Llama-family model, read from the `config.json` of a model folder. Free of torch."""
+"""The shape of a decoder, read from the `config.json` of a model folder. Free of torch.
+
+Two families: Llama, with grouped-query attention, and DeepSeek-V3's latent attention with dense MLPs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import msgspec
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import KVShape
 
-_ARCHITECTURES = ("LlamaForCausalLM",)
+_LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
+_ARCHITECTURES = ("LlamaForCausalLM", _LATENT_ARCHITECTURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,35 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Sizes of latent attention (MLA): a token's cached row is ``[kv_rank | rope_dim]``, the same for every head.
+
+    Attributes:
+        kv_rank: width of the compressed row that K and V are made from.
+        query_rank: width that queries are compressed to; None for queries that are not.
+        nope_dim: part of a head's query and key without positions.
+        rope_dim: part with positions.
+        value_dim: width of a head's value.
+    """
+
+    kv_rank: int
+    query_rank: int | None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def row_dim(self) -> int:
+        """Elements of a token's cached row."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of one head's query."""
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Sizes and constants of one model.
 
@@ -33,6 +66,7 @@ class ModelConfig:
         num_heads: query heads; `num_kv_heads` divides it.
         tied_embeddings: the output head is the embedding table.
         eos_token_ids: any of them ends a text.
+        latent: sizes of latent attention; None for grouped-query attention.
     """
 
     num_layers: int
@@ -48,9 +82,19 @@ class ModelConfig:
     rope_scaling: Llama3Scaling | None
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    latent: LatentShape | None = None
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head's query and key that positions turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def kv_shape(self, *, dtype: str, page_tokens: int) -> KVShape:
         """Return the shape of this model's KV."""
+        if self.latent is not None:
+            return KVShape.mla(
+                num_layers=self.num_layers, latent_dim=self.latent.row_dim, dtype=dtype, page_tokens=page_tokens
+            )
         return KVShape.mha(
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
@@ -91,6 +135,13 @@ class _ConfigJson(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: _RopeJson | None = None
     tie_word_embeddings: bool = False
     eos_token_id: int | list[int] | None = None
+    kv_lora_rank: int | None = None
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    first_k_dense_replace: int | None = None
+    rope_interleave: bool = True
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -102,9 +153,22 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_ConfigJson)
+        return parse_model_config(path.read_bytes(), path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; expected a model folder") from error
+
+
+def parse_model_config(data: bytes, path: Path) -> ModelConfig:
+    """Return the model's shape as *data*, the content of a `config.json`, gives it.
+
+    Args:
+        path: where *data* comes from, for messages.
+
+    Raises:
+        ConfigError: as `read_model_config`.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_ConfigJson)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} does not describe a model: {error}") from error
     _refuse_unknown_features(found, path)
@@ -124,7 +188,23 @@ def read_model_config(folder: Path) -> ModelConfig:
         rope_scaling=_rope_scaling(rope, path),
         tied_embeddings=found.tie_word_embeddings,
         eos_token_ids=tuple(token for token in eos if token is not None),
+        latent=_latent(found, path) if _LATENT_ARCHITECTURE in (found.architectures or ()) else None,
     )
+
+
+def _latent(found: _ConfigJson, path: Path) -> LatentShape:
+    dims = (found.kv_lora_rank, found.qk_nope_head_dim, found.qk_rope_head_dim, found.v_head_dim)
+    kv_rank, nope, rope, value = dims
+    if kv_rank is None or nope is None or rope is None or value is None:
+        raise ConfigError(f"{path}: latent attention needs kv_lora_rank, both qk head dims and v_head_dim, got {dims}")
+    if found.first_k_dense_replace is None or found.first_k_dense_replace < found.num_hidden_layers:
+        raise ConfigError(
+            f"{path}: first_k_dense_replace = {found.first_k_dense_replace} of {found.num_hidden_layers} layers: "
+            "this engine computes dense MLPs, no experts"
+        )
+    if not found.rope_interleave:
+        raise ConfigError(f"{path}: rope_interleave = false is not computed")
+    return LatentShape(kv_rank=kv_rank, query_rank=found.q_lora_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
 
 
 def _refuse_unknown_features(found: _ConfigJson, path: Path) -> None:

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomShape:
-    """Sizes of a random model; the names are those of `ModelConfig`."""
-
-    num_layers: int = 4
-    num_heads: int = 8
-    num_kv_heads: int = 4
-    head_dim: int = 16
-    mlp_size: int = 96
-    vocab_size: int = 256
-    tied_embeddings: bool = True
-
-    @property
-    def hidden_size(self) -> int:
-        return self.num_heads * self.head_dim
+__all__ = ["RandomShape", "random_tensors", "write_random_model"]
 
 
 def write_random_model(folder: Path, shape: RandomShape, *, seed: int) -> None:
     """Write `config.json` and `model.safetensors` of a random model into *folder*; the same bytes for the same seed."""
-    settings = {
+    (folder / "config.json").write_bytes(config_json(shape))
+    save_file(random_tensors(shape, seed=seed), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def config_json(shape: RandomShape) -> bytes:
+    """Return the `config.json` of a model of *shape*."""
+    settings: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "num_hidden_layers": shape.num_layers,
@@ -41,16 +33,29 @@ def write_random_model(folder: Path, shape: RandomShape, *, seed: int) -> None:
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": shape.max_tokens,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": shape.tied_embeddings,
-        "eos_token_id": None,
+        "eos_token_id": shape.eos_token_id,
         "torch_dtype": "float32",
     }
-    (folder / "config.json").write_text(json.dumps(settings, indent=2))
-    save_file(random_tensors(shape, seed=seed), folder / "model.safetensors", metadata={"format": "pt"})
+    if shape.latent is not None:
+        settings |= {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "deepseek_v3",
+            "num_key_value_heads": shape.num_heads,
+            "head_dim": shape.latent.rope_dim,
+            "kv_lora_rank": shape.latent.kv_rank,
+            "q_lora_rank": shape.latent.query_rank,
+            "qk_nope_head_dim": shape.latent.nope_dim,
+            "qk_rope_head_dim": shape.latent.rope_dim,
+            "v_head_dim": shape.latent.value_dim,
+            "first_k_dense_replace": shape.num_layers,
+            "rope_interleave": True,
+        }
+    return json.dumps(settings, indent=2).encode()
 
 
 def random_tensors(shape: RandomShape, *, seed: int) -> dict[str, Tensor]:
@@ -59,30 +64,59 @@ def random_tensors(shape: RandomShape, *, seed: int) -> dict[str, Tensor]:
     Matrices are scaled so that hidden states neither vanish nor grow from layer to layer.
     """
     generator = torch.Generator().manual_seed(seed)
-    query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.mlp_size
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
 
-    def norm() -> Tensor:
-        return torch.ones(hidden) + 0.1 * torch.randn(hidden, generator=generator)
+    def norm(width: int) -> Tensor:
+        return torch.ones(width) + 0.1 * torch.randn(width, generator=generator)
 
     tensors = {"model.embed_tokens.weight": torch.randn(shape.vocab_size, hidden, generator=generator)}
     for layer in range(shape.num_layers):
         of_layer = {
-            "input_layernorm": norm(),
-            "self_attn.q_proj": matrix(query, hidden),
-            "self_attn.k_proj": matrix(key_value, hidden),
-            "self_attn.v_proj": matrix(key_value, hidden),
-            "self_attn.o_proj": matrix(hidden, query),
-            "post_attention_layernorm": norm(),
+            "input_layernorm": norm(hidden),
+            **{f"self_attn.{name}": matrix(*sizes) for name, sizes in _attention_matrices(shape).items()},
+            "post_attention_layernorm": norm(hidden),
             "mlp.gate_proj": matrix(inner, hidden),
             "mlp.up_proj": matrix(inner, hidden),
             "mlp.down_proj": matrix(hidden, inner),
         }
+        of_layer |= {f"self_attn.{name}": norm(width) for name, width in _attention_norms(shape).items()}
         tensors |= {f"model.layers.{layer}.{name}.weight": tensor for name, tensor in of_layer.items()}
-    tensors["model.norm.weight"] = norm()
+    tensors["model.norm.weight"] = norm(hidden)
     if not shape.tied_embeddings:
         tensors["lm_head.weight"] = matrix(shape.vocab_size, hidden)
     return tensors
+
+
+def _attention_matrices(shape: RandomShape) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each of a layer's attention matrices."""
+    hidden, latent = shape.hidden_size, shape.latent
+    if latent is None:
+        query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        return {
+            "q_proj": (query, hidden),
+            "k_proj": (key_value, hidden),
+            "v_proj": (key_value, hidden),
+            "o_proj": (hidden, query),
+        }
+    query = shape.num_heads * latent.query_dim
+    queries = {"q_proj": (query, hidden)}
+    if latent.query_rank is not None:
+        queries = {"q_a_proj": (latent.query_rank, hidden), "q_b_proj": (query, latent.query_rank)}
+    return {
+        **queries,
+        "kv_a_proj_with_mqa": (latent.row_dim, hidden),
+        "kv_b_proj": (shape.num_heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
+        "o_proj": (hidden, shape.num_heads * latent.value_dim),
+    }
+
+
+def _attention_norms(shape: RandomShape) -> dict[str, int]:
+    latent = shape.latent
+    if latent is None:
+        return {}
+    return {"kv_a_layernorm": latent.kv_rank} | (
+        {} if latent.query_rank is None else {"q_a_layernorm": latent.query_rank}
+    )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hicache_storage.engine_integration.reference_engine.model_config import ModelConfig
+from hicache_storage.engine_integration.reference_engine.model_config import LatentShape, ModelConfig
 from hicache_storage.engine_integration.reference_engine.partition import Part
-from hicache_storage.errors import ConfigError
+from hicache_storage.errors import ConfigError, InvariantError
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -35,10 +36,40 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class StageWeights:
+class LatentLayerWeights:
+    """One decoder layer with latent attention; see `LatentShape`.
+
+    Attributes:
+        query_down, query_norm: compress queries; None where queries are not compressed.
+        query: `[heads * query_dim, query_rank or hidden]`.
+        kv_down: makes a token's row, `[row_dim, hidden]`.
+        key_up: makes keys of compressed rows, `[heads, nope_dim, kv_rank]`.
+        value_up: makes values of compressed rows, `[heads, value_dim, kv_rank]`.
+    """
+
+    attention_norm: Tensor
+    query_down: Tensor | None
+    query_norm: Tensor | None
+    query: Tensor
+    kv_down: Tensor
+    kv_norm: Tensor
+    key_up: Tensor
+    value_up: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+LayerT = TypeVar("LayerT", LayerWeights, LatentLayerWeights)
+
+
+@dataclass(frozen=True, slots=True)
+class StageWeights(Generic[LayerT]):
     """What one rank computes with; the ends of the pipeline hold the tables the others lack."""
 
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[LayerT, ...]
     embedding: Tensor | None
     final_norm: Tensor | None
     head: Tensor | None
@@ -66,6 +97,19 @@ class _TensorFile(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
+class TensorTable:
+    """Named tensors that are in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def get(self, name: str, *, rows: range | None = None, columns: range | None = None) -> Tensor:
+        tensor = self._tensors[name]
+        if rows is not None:
+            return tensor[rows.start : rows.stop]
+        return tensor if columns is None else tensor[:, columns.start : columns.stop]
+
+
 class SafetensorsFolder:
     """The tensors of a model folder, one file or several with an index; mapped, not copied."""
 
@@ -87,44 +131,113 @@ class SafetensorsFolder:
         return file.get_tensor(name)
 
 
-def load_weights(source: TensorSource, config: ModelConfig, part: Part, dtype: torch.dtype) -> StageWeights:
-    """Return the weights of *part* in *dtype*; whole tensors that have it already stay mapped to the file.
+class Loader:
+    """Takes what one rank needs out of a source, in one dtype and on one device.
+
+    Cost: reads the rank's bytes once; whole tensors that have the dtype already stay mapped to the file.
+    """
+
+    def __init__(self, source: TensorSource, part: Part, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.part = part
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+
+    def whole(self, name: str) -> Tensor:
+        """Return a tensor of the model by its name in the file, without ``.weight``.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self._source.get(f"{name}.weight").to(self._device, self._dtype)
+
+    def of_layer(self, layer: int, name: str, *, rows: range | None = None, columns: range | None = None) -> Tensor:
+        """Return a layer's tensor, or a cut of it."""
+        tensor = self._source.get(f"model.layers.{layer}.{name}.weight", rows=rows, columns=columns)
+        return tensor.to(self._device, self._dtype).contiguous()
+
+
+def load_weights(
+    source: TensorSource, config: ModelConfig, part: Part, dtype: torch.dtype, device: str = "cpu"
+) -> StageWeights[LayerWeights]:
+    """Return the weights of *part* of a model with grouped-query attention.
 
     Raises:
         ConfigError: a tensor is missing.
-
-    Cost: reads this part's bytes once; those of whole tensors only when they are first used.
     """
+    loader = Loader(source, part, dtype, device)
+    return _with_ends(loader, config, tuple(_layer(loader, config, layer) for layer in part.layers))
+
+
+def load_latent_weights(
+    source: TensorSource, config: ModelConfig, part: Part, dtype: torch.dtype, device: str = "cpu"
+) -> StageWeights[LatentLayerWeights]:
+    """Return the weights of *part* of a model with latent attention. Raises as `load_weights` does."""
+    loader = Loader(source, part, dtype, device)
+    return _with_ends(loader, config, tuple(_latent_layer(loader, config, layer) for layer in part.layers))
+
+
+def _with_ends(loader: Loader, config: ModelConfig, layers: tuple[LayerT, ...]) -> StageWeights[LayerT]:
+    part = loader.part
     embedding = final_norm = head = None
     if part.first or (part.last and config.tied_embeddings):
-        embedding = source.get("model.embed_tokens.weight").to(dtype)
+        embedding = loader.whole("model.embed_tokens")
     if part.last:
-        final_norm = source.get("model.norm.weight").to(dtype)
-        head = embedding if config.tied_embeddings else source.get("lm_head.weight").to(dtype)
-    layers = tuple(_layer(source, config, part, layer, dtype) for layer in part.layers)
+        final_norm = loader.whole("model.norm")
+        head = embedding if config.tied_embeddings else loader.whole("lm_head")
     return StageWeights(layers, embedding if part.first else None, final_norm, head)
 
 
-def _layer(source: TensorSource, config: ModelConfig, part: Part, layer: int, dtype: torch.dtype) -> LayerWeights:
-    heads, kv_heads = (
-        range(heads.start * config.head_dim, heads.stop * config.head_dim) for heads in (part.heads, part.kv_heads)
-    )
-
-    def get(name: str, *, rows: range | None = None, columns: range | None = None) -> Tensor:
-        tensor = source.get(f"model.layers.{layer}.{name}.weight", rows=rows, columns=columns)
-        return tensor.to(dtype).contiguous()
-
+def _layer(loader: Loader, config: ModelConfig, layer: int) -> LayerWeights:
+    part = loader.part
+    heads, kv_heads = _rows(part.heads, config.head_dim), _rows(part.kv_heads, config.head_dim)
     return LayerWeights(
-        attention_norm=get("input_layernorm"),
-        query=get("self_attn.q_proj", rows=heads),
-        key=get("self_attn.k_proj", rows=kv_heads),
-        value=get("self_attn.v_proj", rows=kv_heads),
-        output=get("self_attn.o_proj", columns=heads),
-        mlp_norm=get("post_attention_layernorm"),
-        gate=get("mlp.gate_proj", rows=part.columns),
-        up=get("mlp.up_proj", rows=part.columns),
-        down=get("mlp.down_proj", columns=part.columns),
+        attention_norm=loader.of_layer(layer, "input_layernorm"),
+        query=loader.of_layer(layer, "self_attn.q_proj", rows=heads),
+        key=loader.of_layer(layer, "self_attn.k_proj", rows=kv_heads),
+        value=loader.of_layer(layer, "self_attn.v_proj", rows=kv_heads),
+        output=loader.of_layer(layer, "self_attn.o_proj", columns=heads),
+        mlp_norm=loader.of_layer(layer, "post_attention_layernorm"),
+        gate=loader.of_layer(layer, "mlp.gate_proj", rows=part.columns),
+        up=loader.of_layer(layer, "mlp.up_proj", rows=part.columns),
+        down=loader.of_layer(layer, "mlp.down_proj", columns=part.columns),
     )
+
+
+def _latent_layer(loader: Loader, config: ModelConfig, layer: int) -> LatentLayerWeights:
+    part, latent = loader.part, latent_of(config)
+    queries = _rows(part.heads, latent.query_dim)
+    is_compressed = latent.query_rank is not None
+    query = "self_attn.q_b_proj" if is_compressed else "self_attn.q_proj"
+    key_value = loader.of_layer(
+        layer, "self_attn.kv_b_proj", rows=_rows(part.heads, latent.nope_dim + latent.value_dim)
+    ).view(len(part.heads), -1, latent.kv_rank)
+    return LatentLayerWeights(
+        attention_norm=loader.of_layer(layer, "input_layernorm"),
+        query_down=loader.of_layer(layer, "self_attn.q_a_proj") if is_compressed else None,
+        query_norm=loader.of_layer(layer, "self_attn.q_a_layernorm") if is_compressed else None,
+        query=loader.of_layer(layer, query, rows=queries),
+        kv_down=loader.of_layer(layer, "self_attn.kv_a_proj_with_mqa"),
+        kv_norm=loader.of_layer(layer, "self_attn.kv_a_layernorm"),
+        key_up=key_value[:, : latent.nope_dim].contiguous(),
+        value_up=key_value[:, latent.nope_dim :].contiguous(),
+        output=loader.of_layer(layer, "self_attn.o_proj", columns=_rows(part.heads, latent.value_dim)),
+        mlp_norm=loader.of_layer(layer, "post_attention_layernorm"),
+        gate=loader.of_layer(layer, "mlp.gate_proj", rows=part.columns),
+        up=loader.of_layer(layer, "mlp.up_proj", rows=part.columns),
+        down=loader.of_layer(layer, "mlp.down_proj", columns=part.columns),
+    )
+
+
+def latent_of(config: ModelConfig) -> LatentShape:
+    """Return the sizes of latent attention of a model that has it."""
+    if config.latent is None:
+        raise InvariantError("this model has grouped-query attention, no latent one")
+    return config.latent
+
+
+def _rows(heads: range, head_rows: int) -> range:
+    return range(heads.start * head_rows, heads.stop * head_rows)
 
 
 def _files_by_tensor(folder: Path) -> dict[str, str]:

@@ -15,8 +15,7 @@ from hicache_storage.cli.demo.processes import child_main
 from hicache_storage.cli.demo.ranks import Ranks
 from hicache_storage.cli.demo.session import Session
 from hicache_storage.cli.demo.stage import load_stage
-from hicache_storage.engine_integration.reference_engine.kv_pool import KVPool
-from hicache_storage.engine_integration.reference_engine.relayout import gather_pages
+from hicache_storage.kernels import DevicePool, gather_pages
 from hicache_storage.layout import Shard, Topology
 
 _WHOLE = Topology()
@@ -40,23 +39,24 @@ def prefill(job: PrefillJob, report: Callable[[str], None]) -> PrefillResult:
     return PrefillResult(computed - started, time.perf_counter() - computed)
 
 
-def cut(job: PrefillJob, pool: KVPool, page_ids: torch.Tensor, handover: mmap.mmap) -> None:
+def cut(job: PrefillJob, pool: DevicePool, page_ids: torch.Tensor, handover: mmap.mmap) -> None:
     """Gather each writing rank's layers and heads of *pool* into its region of *handover*."""
     writer = Topology.parse(job.writer)
     for region in job.regions:
         shard = writer.shard(job.cache.shape, tp_rank=region.tp_rank, pp_rank=region.pp_rank)
         layout = job.cache.layout(shard)
         host = torch.frombuffer(handover, dtype=torch.uint8, count=region.nbytes, offset=region.offset)
-        gather_pages(_share(pool, shard), page_ids, layout, host.view(len(page_ids), layout.page_nbytes))
-        del host  # the mapping cannot be closed while a tensor shows its memory
+        pages = host.view(len(page_ids), layout.page_nbytes)
+        gather_pages(_share(pool, shard), page_ids, pages, group_heads=layout.group_heads)
+        del pages, host  # the mapping cannot be closed while a tensor shows its memory
 
 
-def _share(pool: KVPool, shard: Shard) -> KVPool:
+def _share(pool: DevicePool, shard: Shard) -> DevicePool:
     """Return what the rank that holds *shard* would have in its own pool, without copying."""
     layers = slice(shard.layers.start, shard.layers.stop)
     heads = slice(shard.heads.start, shard.heads.stop)
     keys, values = (tuple(tensor[:, heads] for tensor in side[layers]) for side in (pool.keys, pool.values))
-    return KVPool(keys, values, pool.page_tokens)
+    return DevicePool.of_layers(keys, values, pool.page_tokens)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from hicache_storage.cli.demo.session import Session
 from hicache_storage.cli.demo.stage import load_stage
 from hicache_storage.engine_integration.page_store import PageStore
 from hicache_storage.engine_integration.reference_engine.llama import LlamaStage
-from hicache_storage.engine_integration.reference_engine.relayout import scatter_pages
+from hicache_storage.engine_integration.tiers.host import HostPool
+from hicache_storage.engine_integration.transfer import Load
 from hicache_storage.errors import StoreError
 from hicache_storage.layout import Topology
 from hicache_storage.types import Outcome
@@ -47,7 +48,9 @@ class Reader:
         self._pages = pages
         self._prefix_tokens = job.num_pages * job.cache.page_tokens
         # Engines allocate host pages once, at start; so does this one, before the clock runs.
-        self._host = torch.full((job.num_pages, pages.layout.page_nbytes), _POISON, dtype=torch.uint8)
+        self._host = HostPool(job.num_pages, pages.layout.page_nbytes)
+        self._host.rows.fill_(_POISON)
+        self._host_pages = self._host.slots.allocate(job.num_pages)
 
     def warm_up(self) -> None:
         """Use weights, code and store client once, so that no measured run pays for starting them.
@@ -55,7 +58,7 @@ class Reader:
         The store is asked for a page that nobody ever wrote: nothing of the measured pages moves.
         """
         self._session(backwards=False).compute(self._job.tokens[: self._job.cache.page_tokens], 0)
-        self._pages.read_pages([_NO_PAGE], self._views(1))
+        self._pages.read_pages([_NO_PAGE], self._host.pages(self._host_pages[:1]))
         # As engines do: what was allocated by now stays, and no collection walks through it again.
         gc.collect()
         gc.freeze()
@@ -87,18 +90,22 @@ class Reader:
         """Fill the pool with the longest prefix that every rank can have."""
         found = self._ranks.agree_min(self._pages.lookup_prefix(self._job.page_hashes))
         started = time.perf_counter()
-        outcomes = self._pages.read_pages(self._job.page_hashes[:found], self._views(found))
+        outcomes = self._pages.read_pages(self._job.page_hashes[:found], self._host.pages(self._host_pages[:found]))
         read_s = time.perf_counter() - started
         pages = self._ranks.agree_min(_leading_hits(outcomes))
         started = time.perf_counter()
-        scatter_pages(self._host[:pages], self._pages.layout, session.pool, session.page_ids[:pages])
+        self._load(session, pages)
         seconds = read_s + time.perf_counter() - started
         failures = (outcome.error for outcome in outcomes if outcome.error is not None)
         return Restored(pages, seconds, next(failures, None))
 
-    def _views(self, count: int) -> list[memoryview]:
-        """Return the first *count* host pages as flat bytes."""
-        return [memoryview(page.numpy()) for page in self._host[:count]]
+    def _load(self, session: Session, count: int) -> None:
+        """Copy the first *count* host pages to the session's pool."""
+        with Load(session.pool, self._host, group_heads=self._pages.layout.group_heads) as load:
+            transfer = load.submit(session.page_ids[:count].tolist(), self._host_pages[:count])
+            transfer.wait()
+        if transfer.error is not None:
+            raise transfer.error
 
     def _compute_from(self, session: Session, start: int) -> int:
         """Compute the rest of the prefix from *start*, then the suffix; return the first new token.

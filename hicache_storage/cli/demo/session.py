@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from hicache_storage.cli.demo.ranks import Ranks
-from hicache_storage.engine_integration.reference_engine.kv_pool import KVPool
+from hicache_storage.engine_integration.reference_engine.kv_pool import slots_of
 from hicache_storage.engine_integration.reference_engine.llama import LlamaStage
+from hicache_storage.kernels import DevicePool
 
 _NOT_MINE = -1
 
@@ -22,11 +23,11 @@ class Session:
     """
 
     def __init__(self, stage: LlamaStage, ranks: Ranks, page_ids: torch.Tensor, page_tokens: int) -> None:
-        self.pool: KVPool = stage.new_pool(len(page_ids), page_tokens)
+        self.pool: DevicePool = stage.new_pool(len(page_ids), page_tokens)
         self.page_ids = page_ids
         self._stage = stage
         self._ranks = ranks
-        self._slots = self.pool.slots_of(page_ids)
+        self._slots = slots_of(page_ids, page_tokens)
 
     def compute(self, tokens: Sequence[int], start: int) -> int:
         """Compute the chunk *tokens* at position *start*; return the token that follows."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hicache_storage.engine_integration.reference_engine.kv_pool import slots_of
 from hicache_storage.engine_integration.reference_engine.llama import (
     LlamaStage,
     TensorSum,
@@ -45,7 +46,7 @@ def run_chunks(stages: list[LlamaStage], chunks: list[list[int]], page_ids: Tens
     num_pages = -(-sum(map(len, chunks)) // PAGE_TOKENS)
     page_ids = torch.arange(num_pages) if page_ids is None else page_ids
     pools = [stage.new_pool(int(page_ids.max()) + 1, PAGE_TOKENS) for stage in stages]
-    slots = pools[0].slots_of(page_ids)
+    slots = slots_of(page_ids, PAGE_TOKENS)
     start = 0
     for chunk in chunks:
         hidden = stages[0].embed(torch.tensor(chunk))

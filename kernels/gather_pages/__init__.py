@@ -1,0 +1,1 @@
+"""Gather of pages: see README.md."""

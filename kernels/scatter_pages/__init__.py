@@ -1,0 +1,1 @@
+"""Scatter of pages: see README.md."""
