@@ -27,6 +27,8 @@ TORCH_FREE = [
     "engine_integration/page_store",
     "engine_integration/parallel/agree.py",
     "engine_integration/parallel/thread_group.py",
+    "engine_integration/radix",
+    "engine_integration/replay",
     "engine_integration/store_tier",
     "engine_integration/tiers/arena.py",
     "engine_integration/tiers/sizing.py",
@@ -36,6 +38,7 @@ TORCH_FREE = [
 ]
 HEAVY = {
     "cryptography",
+    "matplotlib",
     "torch",
     "triton",
     "numpy",

@@ -1,0 +1,1 @@
+"""`hicache replay`: a request trace through the tiers, without a model."""

@@ -1,0 +1,131 @@
+"""A trace of the requests that were served, one JSON line each, as `hicache replay` reads it. Format: docs/replay.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiofiles
+import msgspec
+from aiofiles.threadpool.binary import AsyncBufferedIOBase
+from prometheus_client import Counter
+
+from hicache_storage.engine_integration.reference_engine.messages import Generate
+from hicache_storage.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_MS_PER_S = 1000
+
+
+class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One request.
+
+    Attributes:
+        timestamp: when it came in, in milliseconds since the server began to record.
+        token_ids: its prompt.
+        output_length: tokens of the answer, as many as were generated.
+        lora_id, cache_salt: requests of different ones share no cache; left out where there is none.
+    """
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    token_ids: tuple[int, ...]
+    lora_id: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """A request on its way into the trace."""
+
+    request: Generate
+    timestamp_ms: int
+    output_length: int | None = None
+
+    def line(self) -> bytes:
+        line = TraceLine(
+            timestamp=self.timestamp_ms,
+            input_length=len(self.request.tokens),
+            output_length=self.output_length or 0,
+            token_ids=self.request.tokens,
+            lora_id=self.request.lora_id,
+            cache_salt=self.request.cache_salt,
+        )
+        return msgspec.json.encode(line) + b"\n"
+
+
+class Recorder:
+    """Writes requests in the order of their arrival, each once it has ended and so have all before it.
+
+    A disk that fails or fills costs the trace, not the requests: the recorder then says so once, and counts.
+    """
+
+    def __init__(self, file: AsyncBufferedIOBase, unrecorded: Counter) -> None:
+        self._file = file
+        self._unrecorded = unrecorded
+        self._started_s = time.monotonic()
+        self._open: deque[Record] = deque()
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._failed = False
+        self._writer = asyncio.create_task(self._write())
+
+    @classmethod
+    async def open(cls, path: Path, unrecorded: Counter) -> Recorder:
+        """Return a recorder that writes to *path*, which only its owner may read: prompts are private.
+
+        Raises:
+            ConfigError: it cannot be written, or holds a trace already.
+        """
+        try:
+            file = await aiofiles.open(path, "ab", opener=_only_for_owner)
+        except OSError as error:
+            raise ConfigError(f"--record-requests {path} cannot be written: {error.strerror}") from error
+        if await file.tell():
+            await file.close()
+            raise ConfigError(
+                f"--record-requests {path} has content already; its times would not go on; name a new file"
+            )
+        return cls(file, unrecorded)
+
+    def begin(self, request: Generate) -> Record:
+        """Return the record of a request that has just come in; `finish` it in any case."""
+        elapsed_s = time.monotonic() - self._started_s
+        record = Record(request, int(elapsed_s * _MS_PER_S))
+        self._open.append(record)
+        return record
+
+    def finish(self, record: Record, output_length: int) -> None:
+        """Note the end of a request, after *output_length* tokens."""
+        record.output_length = output_length
+        while self._open and self._open[0].output_length is not None:
+            self._lines.put_nowait(self._open.popleft().line())
+
+    async def close(self) -> None:
+        """Write what has ended and close the file; requests that still run are left out."""
+        self._lines.put_nowait(None)
+        await self._writer
+        await self._file.close()
+
+    async def _write(self) -> None:
+        while (line := await self._lines.get()) is not None:
+            if self._failed:
+                self._unrecorded.inc()
+                continue
+            try:
+                await self._file.write(line)
+                await self._file.flush()
+            except OSError as error:
+                self._failed = True
+                self._unrecorded.inc()
+                _log.error("recorder.failed reason=%s", error.strerror)
+
+
+def _only_for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
