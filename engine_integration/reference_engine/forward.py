@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,15 +16,12 @@ from torch import Tensor
 from hicache_storage.engine_integration.controller.pools import LoadJob
 from hicache_storage.engine_integration.parallel.agree import agree_mins
 from hicache_storage.engine_integration.reference_engine.kv_pool import slots_of
-from hicache_storage.engine_integration.reference_engine.latent import LatentStage
-from hicache_storage.engine_integration.reference_engine.llama import LlamaStage
+from hicache_storage.engine_integration.reference_engine.model import Stage
 from hicache_storage.engine_integration.reference_engine.peers import Peers
 from hicache_storage.engine_integration.reference_engine.pieces import Computed, Piece
 from hicache_storage.engine_integration.reference_engine.sampling import choose
 from hicache_storage.errors import HiCacheError
 from hicache_storage.kernels import DevicePool
-
-Stage: TypeAlias = LlamaStage | LatentStage
 
 _NOT_MINE = -1
 

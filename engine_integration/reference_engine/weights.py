@@ -20,14 +20,11 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One decoder layer; matrices are `[out, in]`, cut to the rank's heads and columns."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonWeights:
+    """What every decoder layer has; matrices are `[out, in]`, cut to the rank's heads and columns."""
 
     attention_norm: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
     output: Tensor
     mlp_norm: Tensor
     gate: Tensor
@@ -35,8 +32,17 @@ class LayerWeights:
     down: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class LatentLayerWeights:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights(CommonWeights):
+    """One decoder layer with grouped-query attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentLayerWeights(CommonWeights):
     """One decoder layer with latent attention; see `LatentShape`.
 
     Attributes:
@@ -47,7 +53,6 @@ class LatentLayerWeights:
         value_up: makes values of compressed rows, `[heads, value_dim, kv_rank]`.
     """
 
-    attention_norm: Tensor
     query_down: Tensor | None
     query_norm: Tensor | None
     query: Tensor
@@ -55,14 +60,9 @@ class LatentLayerWeights:
     kv_norm: Tensor
     key_up: Tensor
     value_up: Tensor
-    output: Tensor
-    mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
 
 
-LayerT = TypeVar("LayerT", LayerWeights, LatentLayerWeights)
+LayerT = TypeVar("LayerT", bound=CommonWeights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from hicache_storage.cli import doctor, exit_codes, explain, ls, plan, stat, verify
+from hicache_storage.cli import consensus_diff, doctor, exit_codes, explain, ls, plan, stat, verify
 from hicache_storage.cli.demo import command as demo
 from hicache_storage.cli.output import give_up, say
 from hicache_storage.cli.replay import command as replay
 from hicache_storage.cli.serve import command as serve
 from hicache_storage.errors import HiCacheError
 
-_COMMANDS = (demo, serve, plan, replay, ls, stat, explain, verify, doctor)
+_COMMANDS = (demo, serve, plan, replay, ls, stat, explain, verify, doctor, consensus_diff)
 _EXIT_CODES = (
     "exit status: 0 done, 1 missing, 2 usage or configuration, 3 store unreachable, 4 corrupt data, 130 interrupted"
 )

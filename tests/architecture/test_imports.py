@@ -37,8 +37,12 @@ TORCH_FREE = [
     "layout",
 ]
 HEAVY = {
+    "aiohttp",
     "cryptography",
+    "jinja2",
     "matplotlib",
+    "prometheus_client",
+    "tokenizers",
     "torch",
     "triton",
     "numpy",

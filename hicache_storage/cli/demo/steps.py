@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hicache_storage.cli import exit_codes
 from hicache_storage.cli.demo.job import (
@@ -20,12 +21,14 @@ from hicache_storage.cli.demo.job import (
     WriteResult,
 )
 from hicache_storage.cli.demo.processes import Launch, run_children
-from hicache_storage.cli.demo.prompt import Prompt
 from hicache_storage.cli.output import counted
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import Topology, object_key, page_hashes
 from hicache_storage.registry import ResolvedStore
 from hicache_storage.types import Outcome
+
+if TYPE_CHECKING:  # it loads tokenizers
+    from hicache_storage.cli.demo.prompt import Prompt
 
 _PACKAGE = "hicache_storage.cli.demo"
 

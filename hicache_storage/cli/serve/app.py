@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -24,25 +25,18 @@ _REPORT_TIMEOUT_S = 5.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Gate:
-    """Closes when the server is about to stop: then nothing new is begun, also on connections that are open."""
+def build_app(model: ServedModel, services: Services, admin: Admin, stopping: asyncio.Event) -> web.Application:
+    """Return the application: what each path is answered with.
 
-    def __init__(self) -> None:
-        self.is_open = True
-
-    def check(self) -> None:
-        if not self.is_open:
-            raise unavailable("the server is shutting down", code="shutting_down")
-
-
-def build_app(model: ServedModel, services: Services, admin: Admin, gate: Gate) -> web.Application:
-    """Return the application: what each path is answered with."""
+    Args:
+        stopping: once it is set nothing new is begun, also on connections that are open.
+    """
     completions = Completions(model, services)
-    info = _Info(model, services, gate)
+    info = _Info(model, services, stopping)
 
     def gated(handler: _Handler) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            gate.check()
+            _check_open(stopping)
             return await handler(request)
 
         return handle
@@ -87,10 +81,10 @@ async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 class _Info:
     """What the server says of itself."""
 
-    def __init__(self, model: ServedModel, services: Services, gate: Gate) -> None:
+    def __init__(self, model: ServedModel, services: Services, stopping: asyncio.Event) -> None:
         self._model = model
         self._services = services
-        self._gate = gate
+        self._stopping = stopping
         self._started_s = int(time.time())
 
     async def models(self, _request: web.Request) -> web.Response:
@@ -104,8 +98,8 @@ class _Info:
 
     async def health(self, _request: web.Request) -> web.Response:
         """Answer GET /health: 200 while requests are taken."""
-        self._gate.check()
         link = self._services.link
+        _check_open(self._stopping)
         if link.stopped.is_set():
             raise unavailable(f"the engine has ended: {link.failure}", code="engine_ended")
         return _json({"status": "ok"})
@@ -128,6 +122,11 @@ class _Info:
             "owned_by": "hicache",
             "max_model_len": self._model.context_tokens,
         }
+
+
+def _check_open(stopping: asyncio.Event) -> None:
+    if stopping.is_set():
+        raise unavailable("the server is shutting down", code="shutting_down")
 
 
 def _json(document: dict[str, object]) -> web.Response:

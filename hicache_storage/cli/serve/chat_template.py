@@ -105,7 +105,7 @@ class ChatTemplate:
                 documents=None,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ApiError(f"the model's chat template refuses the messages: {error}", param="messages") from error
 
 

@@ -17,7 +17,7 @@ from hicache_storage.cli import exit_codes
 from hicache_storage.cli.output import counted, say
 from hicache_storage.cli.serve.admin import Admin, AdminGuard
 from hicache_storage.cli.serve.api_error import unavailable
-from hicache_storage.cli.serve.app import Gate, build_app
+from hicache_storage.cli.serve.app import build_app
 from hicache_storage.cli.serve.completions import ServedModel
 from hicache_storage.cli.serve.engine import EngineClient
 from hicache_storage.cli.serve.generation import Services
@@ -127,17 +127,16 @@ async def serve(client: EngineClient, serving: Serving, stop: StopOrder, ready: 
         if serving.record_path is not None:
             recorder = await Recorder.open(serving.record_path, metrics.unrecorded)
         services = Services(link, serving.tokenizer, metrics, recorder)
-        gate = Gate()
         admin = Admin(link, serving.guard, store=serving.store, may_attach=serving.may_attach)
         runner = web.AppRunner(
-            build_app(serving.model, services, admin, gate),
+            build_app(serving.model, services, admin, stop.drain),
             # A client that leaves cancels its handler, which aborts the request.
             handler_cancellation=True,
             shutdown_timeout=_ANSWER_TIMEOUT_S,
             access_log=_access_log,
             access_log_format=_ACCESS_FORMAT,
         )
-        await _run(runner, serving, link, stop, gate, ready)
+        await _run(runner, serving, link, stop, ready)
     finally:
         if recorder is not None:
             await recorder.close()
@@ -153,7 +152,6 @@ async def _run(
     serving: Serving,
     link: EngineLink,
     stop: StopOrder,
-    gate: Gate,
     ready: Callable[[str], None],
 ) -> None:
     try:
@@ -161,7 +159,6 @@ async def _run(
         await web.SockSite(runner, serving.listener, backlog=1024).start()
         ready(url_of(serving.listener))
         await _first(stop.drain, link.stopped)
-        gate.is_open = False
         if link.running:
             say(f"stopping: {counted(link.running, 'request')} may go on for {serving.drain_timeout_s:g} s")
         with suppress(TimeoutError):

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,16 +84,8 @@ class Recorder:
         Raises:
             ConfigError: it cannot be written, or holds a trace already.
         """
-        try:
-            file = await aiofiles.open(path, "ab", opener=_only_for_owner)
-        except OSError as error:
-            raise ConfigError(f"--record-requests {path} cannot be written: {error.strerror}") from error
-        if await file.tell():
-            await file.close()
-            raise ConfigError(
-                f"--record-requests {path} has content already; its times would not go on; name a new file"
-            )
-        return cls(file, unrecorded)
+        check_new(path)
+        return cls(await aiofiles.open(path, "ab", opener=_only_for_owner), unrecorded)
 
     def begin(self, request: Generate) -> Record:
         """Return the record of a request that has just come in; `finish` it in any case."""
@@ -111,7 +104,8 @@ class Recorder:
         """Write what has ended and close the file; requests that still run are left out."""
         self._lines.put_nowait(None)
         await self._writer
-        await self._file.close()
+        with suppress(OSError):  # what it says of unwritten lines has been said and counted
+            await self._file.close()
 
     async def _write(self) -> None:
         while (line := await self._lines.get()) is not None:
@@ -125,6 +119,22 @@ class Recorder:
                 self._failed = True
                 self._unrecorded.inc()
                 _log.error("recorder.failed reason=%s", error.strerror)
+
+
+def check_new(path: Path) -> None:
+    """Make the file for a trace.
+
+    Raises:
+        ConfigError: it cannot be written, or holds something already, to which the new times would not fit.
+    """
+    try:
+        descriptor = _only_for_owner(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        has_content = os.fstat(descriptor).st_size > 0
+        os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"--record-requests {path} cannot be written: {error.strerror}") from error
+    if has_content:
+        raise ConfigError(f"--record-requests {path} has content already; name a new file")
 
 
 def _only_for_owner(path: str, flags: int) -> int:

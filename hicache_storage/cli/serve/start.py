@@ -17,6 +17,7 @@ from hicache_storage.cli.serve.arguments import Settings
 from hicache_storage.cli.serve.engine import EngineClient, StartEngine
 from hicache_storage.cli.serve.lifecycle import Serving, StopOrder, bind, serve
 from hicache_storage.cli.serve.options import ServeOptions
+from hicache_storage.cli.serve.recorder import check_new
 from hicache_storage.cli.serve.setup import Setup, prepare
 from hicache_storage.cli.serve.tokenizer import find_tokenizer
 
@@ -35,6 +36,8 @@ def run_server(settings: Settings, start_engine: StartEngine) -> int:
     tell = _clock()
     with _terminate_like_interrupt(), closing(bind(options.host, options.port)) as listener:
         _tell_of_admin(options, tell)
+        if options.record_requests is not None:
+            check_new(options.record_requests)
         setup = prepare(settings, tell)
         serving = _serving(options, setup, listener)
         tell(f"engine: starting {setup.engine.topology} on {setup.engine.device}")

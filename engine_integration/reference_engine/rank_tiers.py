@@ -1,0 +1,160 @@
+"""The tiers of one rank: its device pool, its host pool, what copies between them, and the store, if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hicache_storage.engine_integration.controller import Controller, Pools, StoreConnection
+from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.page_store import PageStore
+from hicache_storage.engine_integration.parallel.agree import Group, agree_min
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
+from hicache_storage.engine_integration.reference_engine.peers import Peers
+from hicache_storage.engine_integration.reference_engine.store_parts import StoreRole, open_target
+from hicache_storage.engine_integration.store_tier.page_group import PageGroup, Part
+from hicache_storage.engine_integration.tiers.host import HostPool
+from hicache_storage.engine_integration.tiers.sizing import HostSize, read_host_memory
+from hicache_storage.engine_integration.tiers.slots import PageAllocator
+from hicache_storage.engine_integration.transfer import Backup, Load
+from hicache_storage.errors import ConfigError
+from hicache_storage.kernels import DevicePool
+from hicache_storage.store import ObjectStore
+from hicache_storage.telemetry import Counters
+
+_DEFAULT_RATIO = 2.0
+"""Host pages for each device page where no size is given, as SGLang has it."""
+
+_NEVER = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """The host tier and what copies to and from it."""
+
+    pool: HostPool
+    backup: Backup
+    load: Load
+
+    @classmethod
+    def beside(cls, device: DevicePool, num_pages: int, role: StoreRole) -> _Host:
+        pool = HostPool(num_pages, role.layout.page_nbytes)
+        heads = role.layout.group_heads
+        return cls(pool, Backup(device, pool, group_heads=heads), Load(device, pool, group_heads=heads))
+
+    def close(self) -> None:
+        self.backup.close()
+        self.load.close()
+        self.pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    store: ObjectStore
+    groups: list[Group]
+
+
+class RankTiers:
+    """What one rank caches, and where. Every method is called by all ranks, in the same order.
+
+    Args:
+        pool: the rank's device pool; the caller computes in it.
+        role: what the rank has to do with a store.
+
+    Attributes:
+        controller: decides; the caller asks it.
+        device: whose device page is whose; for looking.
+        host: the same of the host; a single page that nobody uses where there is no host tier.
+    """
+
+    def __init__(
+        self, config: EngineConfig, pool: DevicePool, role: StoreRole, peers: Peers, counters: Counters
+    ) -> None:
+        self._role = role
+        self._peers = peers
+        self._counters = counters
+        self._attached: _Attached | None = None
+        self._host: _Host | None = None
+        self.device = PageAllocator(pool.num_pages)
+        self.host = PageAllocator(1)
+        options = _device_only(config.tiers)
+        pools = Pools(self.device, self.host)
+        if config.cache == "host":
+            options = config.tiers
+            self._host = _Host.beside(pool, self._host_pages(config), role)
+            self.host = self._host.pool.slots
+            pools = Pools(self.device, self.host, self._host.backup, self._host.load)
+        self.controller = Controller(config.page_tokens, pools, options=options, group=peers.group, counters=counters)
+
+    def attach(self, target: StoreTarget) -> None:
+        """Use a store from now on.
+
+        Raises:
+            ConfigError: there is one already, or no host tier.
+            RankFailure: a rank could not open it; no rank uses it then.
+        """
+        if self._host is None:
+            raise ConfigError("this engine has no host tier, and a store is reached through it alone")
+        if self._attached is not None:
+            raise ConfigError("a store is attached already; detach it first")
+        host, opened = self._host.pool, list[ObjectStore]()
+
+        def open_it() -> int:
+            opened.append(open_target(target))
+            host.attach(opened[0])
+            return 0
+
+        try:
+            agree_min(self._peers.group, "attach", open_it)
+        except BaseException:
+            for store in opened:
+                store.close()
+            raise
+        self._connect(opened[0], host)
+
+    def detach(self) -> None:
+        """Finish what is being written and use no store any more. Without a store, does nothing."""
+        attached, self._attached = self._attached, None
+        self.controller.detach()
+        if attached is not None and self._host is not None:
+            self._peers.drop_groups(attached.groups)
+            self._host.pool.detach(attached.store)
+            attached.store.close()
+
+    def close(self) -> None:
+        """Bring what is under way to its end, and give everything back."""
+        self.controller.settle()
+        self.detach()
+        if self._host is not None:
+            self._host.close()
+
+    def _connect(self, store: ObjectStore, host: HostPool) -> None:
+        writes = self._role.is_elected and self._role.can_write
+        client = PageStore(
+            store, self._role.namespace, self._role.layout, read_only=not writes, counters=self._counters
+        )
+        probe, read, write = groups = self._peers.new_groups(3)
+        self._attached = _Attached(store, groups)
+        pages = PageGroup(Part("kv", client, host.page, writes=writes))
+        self.controller.attach(StoreConnection(pages, probe, read, write, writes=self._role.can_write))
+
+    def _host_pages(self, config: EngineConfig) -> int:
+        """Return the host pages of each rank: stages hold different layers, and the smallest number counts for all."""
+        tiers, topology = config.tiers, config.ranks
+        given = (tiers.host_nbytes, tiers.host_ratio, tiers.host_memory_fraction)
+        size = HostSize(
+            nbytes=tiers.host_nbytes,
+            ratio=_DEFAULT_RATIO if given == (None, None, None) else tiers.host_ratio,
+            memory_fraction=tiers.host_memory_fraction,
+            ranks=topology.tp * topology.pp,
+        )
+        page_nbytes = self._role.layout.page_nbytes
+
+        def local() -> int:
+            return size.num_pages(page_nbytes, device_pages=config.device_pages, memory=read_host_memory())
+
+        return agree_min(self._peers.group, "host pages", local)
+
+
+def _device_only(tiers: TierOptions) -> TierOptions:
+    """Return options under which nothing is ever copied to the host."""
+    return replace(tiers, write_policy="write_through_selective", selective_hits=_NEVER)

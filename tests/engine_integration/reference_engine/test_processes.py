@@ -1,0 +1,168 @@
+"""Real processes, a rank each: they start, talk, fail and end as the parent is told."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hicache_storage.engine_integration.reference_engine.client import EngineClient
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
+from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush, Generate
+from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
+from hicache_storage.errors import ConfigError, RankFailure
+from tests.engine_integration.reference_engine.asking import MLA, answered, ask, config, counters, prompt
+from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
+
+ARTICLE = RandomShape(
+    num_layers=60, num_heads=8, num_kv_heads=8, head_dim=2, mlp_size=16, vocab_size=97, tied_embeddings=False
+)
+"""The article's model, as thin as it can be: 60 layers, 8 KV heads."""
+
+ORPHAN = """
+import sys, time
+from tests.engine_integration.reference_engine.asking import config
+from hicache_storage.engine_integration.reference_engine.client import EngineClient
+engine = EngineClient(config(topology="tp2pp1"))
+print(engine.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_end(pid: int) -> None:
+    """Return once the process, which need not be a child, has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = select.select([descriptor], [], [], 60)
+        assert ready, f"process {pid} still runs"
+    finally:
+        os.close(descriptor)
+
+
+def test_the_articles_figure_4(tmp_path: Path) -> None:
+    def settings(topology: str) -> EngineConfig:
+        return config(
+            ARTICLE, folder=tmp_path, topology=topology, layer_partition=30, head_partition=2, chunk_tokens=64
+        )
+
+    first = Generate("first", prompt(1, 35), 2)
+    with EngineClient(settings("tp4pp2")) as engine:
+        said = ask(engine, first)["first"]
+    second = Generate("second", (*first.tokens, *said.tokens, 8, 9), 4)
+    with EngineClient(settings("tp2pp1")) as engine:
+        answer = ask(engine, second)["second"]
+        read = counters(engine)
+    with ThreadEngine(config(ARTICLE, cache="off")) as alone:
+        expected = [ask(alone, request)[request.request_id].tokens for request in (first, second)]
+
+    assert [said.tokens, answer.tokens] == expected
+    assert answer.cached == (0, 0, 36)
+    assert (read["objects_read"], read["pages_hit"]) == (9 * 2 * 4, 9 * 2)
+
+
+def test_latent_attention_over_stages_and_ranks_each_with_a_log(tmp_path: Path) -> None:
+    request = Generate("a", prompt(2), 6)
+    settings = config(MLA, topology="tp2pp2", dtype="bfloat16")
+
+    with EngineClient(settings, log_folder=tmp_path / "logs") as engine:
+        twice = [ask(engine, request)["a"] for _ in range(2)]
+        logs = [engine.log_of(rank) for rank in range(4)]
+
+    assert twice[0].tokens == twice[1].tokens
+    assert twice[1].cached == (28, 0, 0)
+    assert [log.name for log in logs] == ["tp0pp0.log", "tp1pp0.log", "tp0pp1.log", "tp1pp1.log"]
+    assert all("rank.ready" in log.read_text() and "rank.ended" in log.read_text() for log in logs)
+
+
+def test_a_store_comes_and_goes_while_the_engine_runs(tmp_path: Path) -> None:
+    attach = Attach(1, f"file://{tmp_path}")
+
+    with EngineClient(config(topology="tp2pp1")) as engine:
+        said = [
+            answered(engine, attach).error,
+            answered(engine, Attach(2, "file:///elsewhere")).error,
+            answered(engine, Detach(3)).error,
+            answered(engine, Attach(4, "nowhere")).error,
+            answered(engine, attach).error,
+        ]
+        ask(engine, Generate("a", prompt(1), 2))
+        assert answered(engine, Flush(5)).error is None
+        held = counters(engine)
+
+    assert (said[0], said[2], said[4]) == (None, None, None)
+    assert "attached already" in str(said[1])
+    assert "no storage backend 'nowhere'" in str(said[3])
+    assert held["pages_written_back"] == 2 * 7
+    assert (held["now.device_pages_held"], held["now.host_pages_held"], held["now.store_attached"]) == (0, 0, 1)
+
+
+def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
+    missing = config(random=None, model=str(tmp_path / "none"), topology="tp2pp1")
+
+    with pytest.raises(ConfigError, match=r"tp0pp0: ConfigError: .*none/config\.json cannot be read"):
+        EngineClient(missing)
+
+
+def test_a_rank_that_dies_ends_the_engine_and_is_named() -> None:
+    with EngineClient(config(topology="tp2pp2")) as engine:
+        ask(engine, Generate("a", prompt(1), 2))
+        ranks = children_of(engine.pid)
+
+        os.kill(ranks[2], signal.SIGKILL)
+
+        with pytest.raises(RankFailure, match=r"rank 2: tp0pp1: killed by SIGKILL"):
+            engine.receive()
+        for rank in ranks:
+            wait_for_end(rank)
+
+
+def test_a_rank_that_hangs_is_missed() -> None:
+    with EngineClient(config(topology="tp2pp1", timeout_s=1.0)) as engine:
+        rank = children_of(engine.pid)[1]
+
+        os.kill(rank, signal.SIGSTOP)
+
+        with pytest.raises(RankFailure, match="rank 0: tp0pp0: RankFailure"):
+            engine.receive()
+
+
+def test_an_engine_whose_parent_is_killed_ends() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert parent.stdout is not None
+    launcher = int(parent.stdout.readline())
+    ranks = children_of(launcher)
+
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    assert len(ranks) == 2
+    for pid in (*ranks, launcher):
+        wait_for_end(pid)
+
+
+def test_an_engine_without_its_launcher_ends() -> None:
+    engine = EngineClient(config(topology="tp2pp1"))
+    ranks = children_of(engine.pid)
+
+    os.kill(engine.pid, signal.SIGKILL)
+
+    with pytest.raises(RankFailure, match="launcher"):
+        engine.receive()
+    for pid in ranks:
+        wait_for_end(pid)
+    engine.close()
