@@ -122,15 +122,12 @@ class Controller:
         if request.node is not None:
             raise InvariantError(f"request {request_id!r} is admitted already")
         match = self._match(request.key)
-        node = match.device_node
-        self.tree.lock(node, Tier.DEVICE)
         loaded = 0
         if self._is_worth_loading(match):
-            loaded = self._load(match)
-        if loaded:
-            self.tree.unlock(node, Tier.DEVICE)
-            node = match.last_node
-            self.tree.lock(node, Tier.DEVICE)
+            with self._locked_meanwhile(match.device_node, Tier.DEVICE):
+                loaded = self._load(match)
+        node = match.last_node if loaded else match.device_node
+        self.tree.lock(node, Tier.DEVICE)
         request.node = node
         full = self.tree.match(request.key.first(match.num_device + loaded))
         request.pages = list(full.device_pages())
@@ -195,9 +192,12 @@ class Controller:
         self._release(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End the request in whatever state it is; what it holds is let go of, now or when its prefetch ends."""
-        self._request(request_id)
-        self._release(request_id)
+        """End the request in whatever state it is; what it holds is let go of, now or when its prefetch ends.
+
+        Without such a request, or after its end, does nothing: a client may give up at any time.
+        """
+        if request_id in self._requests:
+            self._release(request_id)
 
     # -- the scheduler's step --------------------------------------------------------------
 
@@ -237,6 +237,7 @@ class Controller:
         link = StoreLink(connection, self.tree, self._host, self.options, counters=self.counters, clock=self._clock)
         link.on_stored = self._policy.go_on
         self._link = self._policy.link = link
+        self._room.feeds_store = connection.writes
 
     def detach(self) -> None:
         """Finish what is being written, stop what is being fetched, and use no store any more.
@@ -245,6 +246,7 @@ class Controller:
         """
         link = self._link
         self._link = self._policy.link = None
+        self._room.feeds_store = False
         if link is not None:
             link.close()
             self._policy.forget()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import TypeVar
 
 from hicache_storage import telemetry
@@ -23,12 +24,14 @@ class Backups:
 
     Attributes:
         on_end: called with each transfer that has ended well, after the tree has the host pages.
+        num_failed: copies that have ended badly, ever.
     """
 
     def __init__(
         self, tree: RadixTree, room: HostRoom, copies: BackupCopies, *, group: Group, counters: Counters
     ) -> None:
         self.on_end: Callable[[Transfer], None] = lambda _: None
+        self.num_failed = 0
         self._tree = tree
         self._room = room
         self._copies = copies
@@ -49,13 +52,16 @@ class Backups:
             with_relief: wait for others to make room rather than copy nothing.
         """
         wanted = sum(node.num_pages for node in nodes)
-        pages = self._room.allocate_with_relief(wanted) if with_relief else self._room.allocate_most(wanted)
-        fitting = self._cut(nodes, len(pages))
-        if not fitting:
-            self._room.slots.free(pages)
-            return 0
-        transfer = self._tree.transfers.begin_backup(fitting, pages)
-        self._running.append((transfer, self._copies.submit(transfer.source, transfer.target)))
+        pages = self._allocate(wanted, with_relief=with_relief)
+        self._submit(self._cut(nodes, len(pages)), pages)
+        return len(pages)
+
+    def begin_end_of(self, node: Node, *, with_relief: bool = False) -> int:
+        """Begin to copy as many of the last pages of an unbacked *node* as there is room for; return how many."""
+        pages = self._allocate(node.num_pages, with_relief=with_relief)
+        if 0 < len(pages) < node.num_pages:
+            self._tree.split(node, node.num_pages - len(pages))
+        self._submit([node], pages)
         return len(pages)
 
     def ready(self) -> int:
@@ -71,6 +77,7 @@ class Backups:
                 self.on_end(transfer)
             else:
                 self._room.slots.free(self._tree.transfers.abort(transfer))
+                self.num_failed += 1
                 self._counters.add(telemetry.BACKUP_FAILED)
 
     def settle(self) -> bool:
@@ -78,6 +85,16 @@ class Backups:
         had = bool(self._running)
         self.take(len(self._running))
         return had
+
+    def _allocate(self, wanted: int, *, with_relief: bool) -> list[int]:
+        return self._room.allocate_with_relief(wanted) if with_relief else self._room.allocate_most(wanted)
+
+    def _submit(self, nodes: Sequence[Node], pages: list[int]) -> None:
+        if not pages:
+            return
+        transfer = self._tree.transfers.begin_backup(nodes, pages)
+        with _undone_if_it_raises(lambda: self._room.slots.free(self._tree.transfers.abort(transfer))):
+            self._running.append((transfer, self._copies.submit(transfer.source, transfer.target)))
 
     def _cut(self, nodes: Sequence[Node], num_pages: int) -> list[Node]:
         """Return the leading *num_pages* pages of *nodes* as whole nodes."""
@@ -111,9 +128,13 @@ class Loads:
         return len(self._running)
 
     def begin(self, nodes: Sequence[Node], device_pages: Sequence[int]) -> None:
-        """Begin to fill *device_pages*, which become the tree's, with *nodes*, that are on the host alone."""
+        """Begin to fill *device_pages*, which become the tree's, with *nodes*, that are on the host alone.
+
+        If the copy cannot be submitted, they are freed.
+        """
         transfer = self._tree.transfers.begin_load(nodes, device_pages)
-        self._running.append((transfer, self._copies.submit(transfer.target, transfer.source)))
+        with _undone_if_it_raises(lambda: self._device.free(self._tree.transfers.abort(transfer))):
+            self._running.append((transfer, self._copies.submit(transfer.target, transfer.source)))
 
     def jobs(self, transfers: Sequence[Transfer]) -> tuple[LoadJob, ...]:
         """Return the jobs of *transfers*, which a match has named."""
@@ -130,19 +151,26 @@ class Loads:
     def take(self, count: int) -> None:
         """End the *count* oldest loads, waiting for those that still run on this rank.
 
-        A load that failed on any rank is undone as soon as nobody uses its device pages any more.
+        A load that failed on any rank is undone as soon as nobody uses its device pages any more, and with it
+        each load that went on behind it: what is on the device has no gap.
         """
         for (transfer, _), is_good in _agreed_results(self._running, count, self._group, "load"):
-            if is_good:
+            if is_good and not self._is_behind_a_failed_one(transfer):
                 self._tree.transfers.complete(transfer)
                 self._counters.add(telemetry.PAGES_LOADED, len(transfer.source))
             else:
                 self._failed.append(transfer)
                 self._counters.add(telemetry.LOAD_FAILED)
-        self._failed = [transfer for transfer in self._failed if not self._undone(transfer)]
+        # The newest first: it may lie behind an older one, which can be undone only then.
+        self._failed = [transfer for transfer in reversed(self._failed) if not self._undone(transfer)][::-1]
 
     def settle(self) -> None:
         self.take(len(self._running))
+
+    def _is_behind_a_failed_one(self, transfer: Transfer) -> bool:
+        above = transfer.nodes[0].parent
+        path = above.path() if above is not None else []
+        return any(other in self._failed for node in path for other in node.transfers)
 
     def _undone(self, transfer: Transfer) -> bool:
         if not self._tree.transfers.can_abort(transfer):
@@ -159,7 +187,7 @@ def _agreed_results(
     running: deque[tuple[Transfer, T]], count: int, group: Group, what: str
 ) -> list[tuple[tuple[Transfer, T], bool]]:
     """Take the *count* oldest of *running*, wait for each, and return whether every rank has its bytes."""
-    entries = [running.popleft() for _ in range(count)]
+    entries = list(islice(running, count))
     if not entries:
         return []
 
@@ -169,4 +197,16 @@ def _agreed_results(
         return [int(job.error is None) for _, job in entries]
 
     results = agree_mins(group, f"{what} results", local, count)
+    for _ in entries:
+        running.popleft()
     return list(zip(entries, map(bool, results), strict=True))
+
+
+@contextmanager
+def _undone_if_it_raises(undo: Callable[[], object]) -> Iterator[None]:
+    """Call *undo* when what is inside raises: a copy that was not submitted has not begun."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

@@ -67,9 +67,12 @@ class Fetches:
         if wanted <= 0 or not self._is_long_enough(wanted):
             self._counters.add(telemetry.PREFETCH_DECLINED_SHORT)
             return None
-        if not self.budget.acquire(wanted):
+        # The start of a long prompt is worth as much as a short one.
+        wanted = min(wanted, self.budget.free)
+        if not wanted or not self._is_long_enough(wanted) or not self.budget.acquire(wanted):
             self._counters.add(telemetry.PREFETCH_DECLINED_BUDGET)
             return None
+        key = key.first(first + wanted)
         anchor = match.last_node if match.last_node.host.pages is not None else None
         if anchor is not None:
             self._tree.lock(anchor, Tier.HOST)

@@ -40,6 +40,12 @@ class StoreConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class _Running:
+    write: Write
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Retry:
     node: Node
     attempt: int
@@ -51,7 +57,8 @@ class StoreLink:
 
     Attributes:
         fetches: L3 to host, for requests.
-        on_stored: called after `take` has ended writes, so that host pages may be given up.
+        on_stored: called by `take` and `settle` after pages were stored, so that host pages may be given up. Not
+            after a write that stored nothing: whoever goes on then would do so for ever while the store is down.
     """
 
     def __init__(
@@ -81,9 +88,10 @@ class StoreLink:
         self._writeback = Writeback(
             connection.pages, group=connection.write_group, batch_pages=options.store_batch_pages, counters=counters
         )
-        self._writing: deque[tuple[Transfer, int]] = deque()
+        self._writing: dict[Transfer, _Running] = {}
         self._retries: deque[_Retry] = deque()
         self._step = 0
+        self._has_stored = False
 
     @property
     def num_writing(self) -> int:
@@ -93,11 +101,13 @@ class StoreLink:
         """Begin to store what of the path to *node* is on the host and not known to be stored."""
         if not self._writes:
             return
-        nodes = self._tree.unstored(node)
-        if nodes:
-            transfer = self._tree.transfers.begin_store(nodes)
-            self._writing.append((transfer, attempt))
-            self._writeback.write(Write(transfer.hashes, transfer.source))
+        for piece in _pieces(self._tree.unstored(node)):
+            transfer = self._tree.transfers.begin_store(piece)
+            above = transfer.nodes[0].parent
+            front = [self._writing[other] for other in above.transfers if other in self._writing] if above else []
+            write = Write(transfer.hashes, transfer.source, front[0].write if front else None)
+            self._writing[transfer] = _Running(write, attempt)
+            self._writeback.write(write)
 
     def ready(self) -> tuple[int, int, int]:
         """Return how many acknowledgements this rank has: of probes, of reads, of writes."""
@@ -108,13 +118,13 @@ class StoreLink:
         self.fetches.take(probed, progress)
         for ack in self._writeback.written.take(written):
             self._end_write(ack)
-        if written:
-            self.on_stored()
+        self._tell()
         self._step += 1
         while self._retries and self._retries[0].due_step <= self._step:
             retry = self._retries.popleft()
-            if retry.node.parent is not None:
-                self.store(retry.node, retry.attempt)
+            node = _in_tree(retry.node)
+            if node is not None:
+                self.store(node, retry.attempt)
 
     def settle_write(self) -> bool:
         """Wait for the oldest running write and apply it; say whether there was one.
@@ -132,8 +142,7 @@ class StoreLink:
         was_writing = bool(self._writing)
         while self.settle_write():
             pass
-        if was_writing:
-            self.on_stored()
+        self._tell()
         return was_fetching or was_writing
 
     def close(self) -> None:
@@ -144,12 +153,19 @@ class StoreLink:
             self._end_write(ack)
         self._retries.clear()
 
+    def _tell(self) -> None:
+        has_stored, self._has_stored = self._has_stored, False
+        if has_stored:
+            self.on_stored()
+
     def _end_write(self, ack: Written) -> None:
-        transfer, attempt = self._writing.popleft()
+        transfer = next(iter(self._writing))
+        attempt = self._writing.pop(transfer).attempt
         wanted = len(transfer.source)
         last = transfer.nodes[-1]
         self._tree.transfers.complete(transfer, ack.pages)
         self._counters.add(telemetry.PAGES_WRITTEN_BACK, ack.pages)
+        self._has_stored |= ack.pages > 0
         if ack.pages == wanted:
             return
         self._counters.add(telemetry.PAGES_NOT_WRITTEN_BACK, wanted - ack.pages)
@@ -158,3 +174,22 @@ class StoreLink:
             due = self._step + _RETRY_STEPS * 4**attempt
             self._retries.append(_Retry(last, attempt + 1, due))
             self._retries = deque(sorted(self._retries, key=lambda retry: retry.due_step))
+
+
+def _pieces(nodes: list[Node]) -> list[list[Node]]:
+    """Cut *nodes*, of one path and top first, where one between them is left out."""
+    pieces: list[list[Node]] = []
+    for node in nodes:
+        if pieces and node.parent is pieces[-1][-1]:
+            pieces[-1].append(node)
+        else:
+            pieces.append([node])
+    return pieces
+
+
+def _in_tree(node: Node) -> Node | None:
+    """Return *node*, or the one that it was joined with, if it is still in the tree."""
+    while node.parent is None and node.children:
+        # A node that is joined with its only child goes on naming it; one that is removed has no child.
+        (node,) = node.children.values()
+    return None if node.parent is None else node

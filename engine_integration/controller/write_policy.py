@@ -25,11 +25,9 @@ class WritePolicy:
 
     def used(self, node: Node) -> None:
         """Copy the path to *node* as far down as it was used often enough; what is on the host already goes to L3."""
-        if self._least_uses is None:
-            return
         nodes = []
         for one in self._tree.unbacked(node):
-            if one.uses < self._least_uses:
+            if self._least_uses is None or one.uses < self._least_uses:
                 break
             nodes.append(one)
         if nodes:

@@ -127,7 +127,7 @@ class Prefetcher:
         found, negated_us = agree_mins(self._probe_group, "L3 hit", local, 2)
         self.probed.put(Probed(fetch, found, -negated_us / _US_PER_S if negated_us else None))
 
-    def _probe_failed(self, fetch: Fetch, error: Exception) -> None:
+    def _probe_failed(self, fetch: Fetch, error: BaseException) -> None:
         self._counters.add(f"{telemetry.PREFETCH_FAILED}.{type(error).__name__}")
         self.probed.put(Probed(fetch, 0, None))
 
@@ -154,6 +154,6 @@ class Prefetcher:
         self.speed.add(read, self._clock() - began)
         return start + read, int(not fetch.stopped.is_set())
 
-    def _read_failed(self, fetch: Fetch, error: Exception) -> None:
+    def _read_failed(self, fetch: Fetch, error: BaseException) -> None:
         self._counters.add(f"{telemetry.PREFETCH_FAILED}.{type(error).__name__}")
         self.progress.put(Progress(fetch, self._arrived.pop(fetch, 0), last=True))

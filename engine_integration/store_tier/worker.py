@@ -24,7 +24,7 @@ class Worker(Generic[T]):
         fail: acknowledges an operation whose *perform* raised. Must not raise.
     """
 
-    def __init__(self, name: str, perform: Callable[[T], None], fail: Callable[[T, Exception], None]) -> None:
+    def __init__(self, name: str, perform: Callable[[T], None], fail: Callable[[T, BaseException], None]) -> None:
         self._perform = perform
         self._fail = fail
         self._queue: queue.SimpleQueue[T | None] = queue.SimpleQueue()
@@ -48,6 +48,6 @@ class Worker(Generic[T]):
         while (operation := self._queue.get()) is not None:
             try:
                 self._perform(operation)
-            except Exception as error:  # noqa: BLE001 - the operation fails, the thread lives
+            except BaseException as error:  # noqa: BLE001 - an SDK's panic or cancellation is one too; the thread lives
                 _log.exception("worker.fault thread=%s", self._thread.name)
                 self._fail(operation, error)

@@ -13,17 +13,22 @@ from hicache_storage.engine_integration.store_tier.worker import Worker
 from hicache_storage.telemetry import Counters
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Write:
     """A run of pages to be stored, on one rank.
 
     Attributes:
         page_hashes: the pages, in prefix order.
         host_pages: where their bytes are, unchanged until the acknowledgement was taken.
+        follows: an earlier write, with the page in front of the first one. Unless that write stores all of its
+            pages, this one stores nothing, so that no page is stored behind a gap.
+        is_stored: every rank has stored all of it; set by the thread that writes.
     """
 
     page_hashes: Sequence[str]
     host_pages: Sequence[int]
+    follows: Write | None = None
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,13 @@ class Writeback:
         return self._writes.close(timeout_s)
 
     def _write(self, write: Write) -> None:
-        self.written.put(Written(write, agree_min(self._group, "L3 write", lambda: self._store(write))))
+        follows, write.follows = write.follows, None
+        pages = 0
+        # What an earlier write has stored is agreed, so every rank leaves this one out or none does.
+        if follows is None or follows.is_stored:
+            pages = agree_min(self._group, "L3 write", lambda: self._store(write))
+        write.is_stored = pages == len(write.page_hashes)
+        self.written.put(Written(write, pages))
 
     def _store(self, write: Write) -> int:
         """Store batch by batch up to the first page that fails; return how many leading pages are stored."""
@@ -76,6 +87,6 @@ class Writeback:
                 return start + stored
         return total
 
-    def _write_failed(self, write: Write, error: Exception) -> None:
+    def _write_failed(self, write: Write, error: BaseException) -> None:
         self._counters.add(f"{telemetry.WRITEBACK_FAILED}.{type(error).__name__}")
         self.written.put(Written(write, 0))

@@ -47,23 +47,33 @@ class Job:
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
         self.error: Exception | None = None
-        self.layers = self
+        self.layers = Layers(self)
         self.before: Callable[[], object] = lambda: None
 
     def done(self) -> bool:
         return self._copy is None
 
-    def wait(self, layer: float | None = None, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: float | None = None) -> bool:
         copy, self._copy = self._copy, None
         if copy is not None:
             self.before()
             try:
                 copy()
-            except Exception as error:  # noqa: BLE001 - a planted fault
+            except Exception as error:
                 self.error = error
-        if self.error is not None and isinstance(layer, int) and not isinstance(layer, bool):
-            raise HiCacheError("the load failed") from self.error
         return True
+
+
+class Layers:
+    """A job's layers, which arrive all at once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def wait(self, layer: int, timeout_s: float | None = None) -> None:
+        self._job.wait()
+        if self._job.error is not None:
+            raise HiCacheError("the load failed") from self._job.error
 
 
 class Copies:
@@ -113,7 +123,7 @@ class Engine:
         store: ObjectStore | None = None,
         at_once: bool = True,
         group: Group | None = None,
-        groups: Sequence[Group] = (),
+        groups: tuple[Group, Group, Group] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.device, self.host = Memory(device_pages), Memory(host_pages)
@@ -128,7 +138,7 @@ class Engine:
             clock=clock,
         )
         self.counters = self.controller.counters
-        self._groups = tuple(groups) or (SingleRank(), SingleRank(), SingleRank())
+        self._groups = groups or (SingleRank(), SingleRank(), SingleRank())
         self._serial = 0
         if store is not None:
             self.attach(store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -94,15 +94,14 @@ def test_a_locked_prefix_is_never_evicted(engine: Engine) -> None:
     engine.controller.finish("reader", LONG)
 
 
-@pytest.mark.parametrize("call", ["arrive", "admit", "finish", "abort", "commit"])
+@pytest.mark.parametrize("call", ["arrive", "admit", "finish", "commit"])
 def test_calls_out_of_order_raise_and_change_nothing(engine: Engine, call: str) -> None:
     engine.controller.arrive("known", LONG)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "arrive": lambda: engine.controller.arrive("known", LONG),
         "admit": lambda: engine.controller.admit("unknown"),
         "finish": lambda: engine.controller.finish("known", LONG),
         "commit": lambda: engine.controller.commit("known", LONG),
-        "abort": lambda: engine.controller.abort("unknown"),
     }
 
     with pytest.raises(InvariantError, match="known"):
@@ -136,11 +135,14 @@ def test_write_policies_differ_in_when_a_prefix_goes_down(policy: str) -> None:
     engine.controller.settle()
     stored.append(engine.counters["pages_written_back"])
 
-    assert stored[:2] == {
-        "write_through": [20, 20],
-        "write_through_selective": [0, 20],
-        "write_back": [0, 0],
-    }[policy]
+    assert (
+        stored[:2]
+        == {
+            "write_through": [20, 20],
+            "write_through_selective": [0, 20],
+            "write_back": [0, 0],
+        }[policy]
+    )
     assert (stored[2] > stored[1]) == (policy != "write_through_selective")
     engine.close()
 
