@@ -314,7 +314,7 @@ def _converted(
 
 
 def _path(value: object) -> Path:
-    text = msgspec.convert(value, str)
+    text = str(value) if isinstance(value, Path) else msgspec.convert(value, str)
     if not text or "\0" in text:
         raise ValueError("expected a path that is not empty and has no NUL in it")
     try:

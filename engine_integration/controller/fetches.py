@@ -78,7 +78,7 @@ class Fetches:
             self._tree.lock(anchor, Tier.HOST)
         prior = match.last_node.page_hashes()[-1] if first else key.seed
         hashes = packed_page_hashes(key.ids[first * key.page_nbytes :], self._tree.page_tokens, prior=prior)
-        fetch = Fetch(hashes)
+        fetch = Fetch(hashes, prefix=self._tree.page_hashes(match.last_node) if first else ())
         running = RequestFetch(key, first, fetch, wanted, anchor)
         self._running[fetch] = running
         self._prefetcher.probe(fetch)

@@ -85,9 +85,7 @@ class StoreLink:
         self._options = options
         self._counters = counters
         self._writes = connection.writes
-        self._writeback = Writeback(
-            connection.pages, group=connection.write_group, batch_pages=options.store_batch_pages, counters=counters
-        )
+        self._writeback = Writeback(connection.pages, group=connection.write_group, counters=counters)
         self._writing: dict[Transfer, _Running] = {}
         self._retries: deque[_Retry] = deque()
         self._step = 0
@@ -105,7 +103,8 @@ class StoreLink:
             transfer = self._tree.transfers.begin_store(piece)
             above = transfer.nodes[0].parent
             front = [self._writing[other] for other in above.transfers if other in self._writing] if above else []
-            write = Write(transfer.hashes, transfer.source, front[0].write if front else None)
+            prefix = self._tree.page_hashes(above) if above else ()
+            write = Write(transfer.hashes, transfer.source, prefix, front[0].write if front else None)
             self._writing[transfer] = _Running(write, attempt)
             self._writeback.write(write)
 
@@ -169,6 +168,9 @@ class StoreLink:
         if ack.pages == wanted:
             return
         self._counters.add(telemetry.PAGES_NOT_WRITTEN_BACK, wanted - ack.pages)
+        if not ack.pages:
+            # The store may have evicted the pages in front; believing in them would keep this prefix out for ever.
+            self._tree.forget_stored(last.path()[0])
         if attempt < self._options.store_retries:
             # Waits double twice, so the queue stays ordered only by insertion sort; it is short.
             due = self._step + _RETRY_STEPS * 4**attempt

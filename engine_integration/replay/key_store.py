@@ -39,20 +39,25 @@ class KeyStore:
         with self._lock:
             return self._leading(names)
 
-    def use(self, names: Sequence[str]) -> int:
-        """Return how many leading pages of *names* are there, and make them the last to go."""
+    def use(self, names: Sequence[str], prefix: Sequence[str] = ()) -> int:
+        """Return how many leading pages of *names* are there, and make them, and *prefix* even more, the last to go."""
         with self._lock:
             there = self._leading(names)
-            self._refresh(names[:there])
+            self._refresh([*prefix, *names[:there]])
         return there
 
-    def add(self, names: Sequence[str]) -> list[bool]:
-        """Hold *names* and return which of them are new; a store that is too small keeps the leading ones."""
-        kept = names if self.capacity is None else names[: self.capacity]
+    def add(self, names: Sequence[str], prefix: Sequence[str] = ()) -> list[bool]:
+        """Hold *names* behind *prefix* and return which of them are new; a store that is too small keeps the leading ones.
+
+        Without the last page of *prefix* none is held.
+        """
+        kept = names if self.capacity is None else names[: max(0, self.capacity - len(prefix))]
         with self._lock:
+            if prefix and prefix[-1] not in self._pages:
+                return []
             fresh = [name not in self._pages for name in kept]
             self._pages.update(dict.fromkeys(kept))
-            self._refresh(kept)
+            self._refresh([*prefix, *kept])
             while self.capacity is not None and len(self._pages) > self.capacity:
                 self._pages.popitem(last=False)
                 self.num_evicted += 1
@@ -65,7 +70,8 @@ class KeyStore:
         """Make the first of *names* the last to go, so that a prefix is evicted from its end, as page_store/recency.py does."""
         if self.capacity is not None:
             for name in reversed(names):
-                self._pages.move_to_end(name)
+                if name in self._pages:
+                    self._pages.move_to_end(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +94,20 @@ class KeyClient:
     def lookup_prefix(self, page_hashes: Sequence[str]) -> int:
         return self.store.leading(self._names(page_hashes))
 
-    def read_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
-        hits = self.store.use(self._names(page_hashes))
+    def read_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]:
+        hits = self.store.use(self._names(page_hashes), self._names(prefix))
         self.counters.add(telemetry.PAGES_HIT, hits)
         self.counters.add(telemetry.PAGES_MISSED, len(pages) - hits)
         self.counters.add(telemetry.NBYTES_READ, hits * self.read_nbytes)
         self.after_read(hits)
         return [HIT] * hits + [MISS] * (len(pages) - hits)
 
-    def write_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
-        fresh = self.store.add(self._names(page_hashes))
+    def write_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]:
+        fresh = self.store.add(self._names(page_hashes), self._names(prefix))
         stored = sum(fresh)
         self.counters.add(telemetry.PAGES_STORED, stored)
         self.counters.add(telemetry.PAGES_ALREADY_THERE, len(fresh) - stored)

@@ -17,9 +17,13 @@ class PageClient(Protocol):
 
     def lookup_prefix(self, page_hashes: Sequence[str]) -> int: ...
 
-    def read_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]: ...
+    def read_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]: ...
 
-    def write_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]: ...
+    def write_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +61,33 @@ class PageGroup:
             found = part.client.lookup_prefix(page_hashes[:found])
         return found
 
-    def read(self, page_hashes: Sequence[str], host_pages: Sequence[int]) -> int:
+    def read(self, page_hashes: Sequence[str], host_pages: Sequence[int], prefix: Sequence[str] = ()) -> int:
         """Fill *host_pages* of every part; return how many leading pages are there in whole, verified.
 
         The content of the others is undefined.
+
+        Args:
+            prefix: pages in front that were used with them, so that a store that evicts by use keeps them longest.
         """
         usable = len(page_hashes)
         for part in self._parts:
             views = [part.page(page) for page in host_pages[:usable]]
-            usable = _leading(part.client.read_pages(page_hashes[:usable], views))
+            usable = _leading(part.client.read_pages(page_hashes[:usable], views, prefix=prefix))
         return usable
 
-    def write(self, page_hashes: Sequence[str], host_pages: Sequence[int]) -> int:
+    def write(self, page_hashes: Sequence[str], host_pages: Sequence[int], prefix: Sequence[str] = ()) -> int:
         """Store *host_pages*; return how many leading pages are in the store in whole, as far as this rank writes them.
 
         Companions go first: a page whose anchor is there has them.
+
+        Args:
+            prefix: pages in front, from the sequence's first one on. Where the last of them is gone, nothing is stored.
         """
         stored = len(page_hashes)
         for part in reversed(self._parts):
             if part.writes:
                 views = [part.page(page) for page in host_pages[:stored]]
-                stored = _leading(part.client.write_pages(page_hashes[:stored], views))
+                stored = _leading(part.client.write_pages(page_hashes[:stored], views, prefix=prefix))
         return stored
 
 

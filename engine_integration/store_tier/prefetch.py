@@ -35,6 +35,7 @@ class Fetch:
 
     Attributes:
         page_hashes: the pages that are wanted, in prefix order.
+        prefix: hashes of the pages in front, from the sequence's first one on.
         host_pages: where they go: set by the scheduler before `Prefetcher.read`, one for each page to be read.
             They stay the fetch's until its last acknowledgement was taken.
         stopped: once set, reading ends with the batch that is under way, on every rank alike.
@@ -42,6 +43,7 @@ class Fetch:
 
     page_hashes: Sequence[str]
     host_pages: Sequence[int] = ()
+    prefix: Sequence[str] = ()
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -150,7 +152,9 @@ class Prefetcher:
         if fetch.stopped.is_set():
             return start, 0
         began = self._clock()
-        read = self._pages.read(fetch.page_hashes[start:stop], fetch.host_pages[start:stop])
+        # The whole prefix counts as used once, with its last pages, and not again for every batch.
+        front = (*fetch.prefix, *fetch.page_hashes[:start]) if stop == len(fetch.host_pages) else ()
+        read = self._pages.read(fetch.page_hashes[start:stop], fetch.host_pages[start:stop], front)
         self.speed.add(read, self._clock() - began)
         return start + read, int(not fetch.stopped.is_set())
 

@@ -20,6 +20,7 @@ class Write:
     Attributes:
         page_hashes: the pages, in prefix order.
         host_pages: where their bytes are, unchanged until the acknowledgement was taken.
+        prefix: hashes of the pages in front, from the sequence's first one on.
         follows: an earlier write, with the page in front of the first one. Unless that write stores all of its
             pages, this one stores nothing, so that no page is stored behind a gap.
         is_stored: every rank has stored all of it; set by the thread that writes.
@@ -27,6 +28,7 @@ class Write:
 
     page_hashes: Sequence[str]
     host_pages: Sequence[int]
+    prefix: Sequence[str] = ()
     follows: Write | None = None
     is_stored: bool = False
 
@@ -49,14 +51,12 @@ class Writeback:
     Args:
         pages: where this rank's pages go.
         group: the ranks that agree.
-        batch_pages: pages written at one go.
     """
 
-    def __init__(self, pages: PageGroup, *, group: Group, batch_pages: int, counters: Counters) -> None:
+    def __init__(self, pages: PageGroup, *, group: Group, counters: Counters) -> None:
         self.written: AckQueue[Written] = AckQueue()
         self._pages = pages
         self._group = group
-        self._batch_pages = batch_pages
         self._counters = counters
         self._writes = Worker("hicache-writeback", self._write, self._write_failed)
 
@@ -78,14 +78,7 @@ class Writeback:
         self.written.put(Written(write, pages))
 
     def _store(self, write: Write) -> int:
-        """Store batch by batch up to the first page that fails; return how many leading pages are stored."""
-        total = len(write.page_hashes)
-        for start in range(0, total, self._batch_pages):
-            stop = min(start + self._batch_pages, total)
-            stored = self._pages.write(write.page_hashes[start:stop], write.host_pages[start:stop])
-            if stored < stop - start:
-                return start + stored
-        return total
+        return self._pages.write(write.page_hashes, write.host_pages, write.prefix)
 
     def _write_failed(self, write: Write, error: BaseException) -> None:
         self._counters.add(f"{telemetry.WRITEBACK_FAILED}.{type(error).__name__}")

@@ -288,6 +288,7 @@ def test_options_that_do_not_fit_together_are_a_config_error() -> None:
         ("region", "eu-1", "eu-1"),
         ("region", None, None),
         ("scratch", "/spill", Path("/spill")),
+        ("scratch", Path("/spill"), Path("/spill")),
         ("scratch", None, None),
         ("path", "/with space/ü", Path("/with space/ü")),
         ("capacity_nbytes", "10GiB", 10 << 30),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from hicache_storage import open_store
 from hicache_storage.engine_integration.controller import CachedTokens
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.errors import InvariantError, TierFull
@@ -182,3 +184,37 @@ def test_a_flush_waits_for_no_request_but_says_which_is_in_its_way(engine: Engin
     with pytest.raises(InvariantError, match="slow"):
         engine.controller.flush()
     engine.controller.abort("slow")
+
+
+def test_a_prefix_that_the_store_has_lost_is_stored_again_with_what_follows() -> None:
+    store = MemoryStore()
+    engine = Engine(device_pages=64, store=store)
+    engine.generate(LONG)
+    engine.controller.settle()
+    for info in list(store.list_keys()):
+        store.delete(info.key)
+    longer = prompt(*range(30), extra=1)
+
+    for _ in range(2):  # the first finds the gap, the second fills it
+        engine.generate(longer)
+        engine.controller.settle()
+
+    reader = Engine(device_pages=64, store=store, options=options(prefetch_policy="wait_complete"))
+    assert reader.generate(longer).cached == CachedTokens(store=120)
+    engine.close()
+    reader.close()
+
+
+def test_a_prompt_in_pieces_keeps_its_start_in_a_store_that_evicts_by_use(tmp_path: Path) -> None:
+    object_nbytes = 4096  # what a file of a page takes on the disk
+    with open_store("file", {"path": tmp_path, "capacity_nbytes": 24 * object_nbytes}) as store:
+        engine = Engine(device_pages=64, store=store)
+        engine.generate(prompt(*range(40), extra=1), chunk=4 * PAGE_TOKENS)
+        engine.controller.settle()
+        reader = Engine(device_pages=64, store=store, options=options(prefetch_policy="wait_complete"))
+
+        kept = reader.generate(prompt(*range(40), extra=1)).cached.store // PAGE_TOKENS
+
+        assert kept >= 16
+        engine.close()
+        reader.close()

@@ -20,21 +20,28 @@ class ScriptedPages:
         self.unreadable: set[str] = set()
         self.unwritable: set[str] = set()
         self.calls: list[tuple[str, list[str]]] = []
+        self.prefixes: list[list[str]] = []
         self._before = before
 
     def lookup_prefix(self, page_hashes: Sequence[str]) -> int:
         self._called("lookup", page_hashes)
         return next((n for n, name in enumerate(page_hashes) if name not in self.held), len(page_hashes))
 
-    def read_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
+    def read_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]:
         assert len(page_hashes) == len(pages)
         self._called("read", page_hashes)
+        self.prefixes.append(list(prefix))
         return [HIT if name in self.held and name not in self.unreadable else MISS for name in page_hashes]
 
-    def write_pages(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
+    def write_pages(
+        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+    ) -> list[Outcome]:
         assert len(page_hashes) == len(pages)
         self._called("write", page_hashes)
-        outcomes = []
+        self.prefixes.append(list(prefix))
+        outcomes: list[Outcome] = []
         for name in page_hashes:
             if name in self.unwritable:
                 outcomes.append(failed(StoreUnavailable("scripted", backend="test", op="write", key=name)))

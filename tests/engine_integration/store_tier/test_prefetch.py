@@ -81,6 +81,16 @@ def test_a_read_ends_with_its_last_batch() -> None:
     assert [(ack.pages, ack.last) for ack in rank.end()[1]] == [(2, False), (4, False), (5, True)]
 
 
+def test_the_whole_prefix_counts_as_used_once_with_its_last_pages() -> None:
+    pages = ScriptedPages(HASHES)
+    rank = alone(pages)
+
+    rank.prefetcher.read(Fetch(HASHES, range(6), prefix=["above"]))
+
+    assert [ack.pages for ack in rank.end()[1]] == [2, 4, 6]
+    assert pages.prefixes == [[], [], ["above", *HASHES[:4]]]
+
+
 def test_a_stop_on_one_rank_ends_the_read_on_all_at_the_same_page() -> None:
     gates = [Gate("read"), Gate("read")]
     ranks = ranks_over(ScriptedPages(HASHES, before=gates[0]), ScriptedPages(HASHES, before=gates[1]))

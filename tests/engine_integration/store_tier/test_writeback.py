@@ -14,7 +14,7 @@ HASHES = [f"page{number}" for number in range(5)]
 
 
 def writeback(pages: ScriptedPages, group: Group, counters: Counters | None = None) -> Writeback:
-    return Writeback(pages.group(), group=group, batch_pages=2, counters=counters or Counters())
+    return Writeback(pages.group(), group=group, counters=counters or Counters())
 
 
 def ended(writer: Writeback) -> list[int]:
@@ -23,14 +23,16 @@ def ended(writer: Writeback) -> list[int]:
     return [ack.pages for ack in writer.written.take(writer.written.ready())]
 
 
-def test_pages_are_stored_in_prefix_order() -> None:
+def test_writes_go_to_the_store_in_the_order_of_submission_with_what_is_in_front() -> None:
     pages = ScriptedPages()
     writer = writeback(pages, SingleRank())
 
-    writer.write(Write(HASHES, range(5)))
+    writer.write(Write(HASHES[:2], range(2)))
+    writer.write(Write(HASHES[2:], range(3), prefix=HASHES[:2]))
 
-    assert ended(writer) == [5]
-    assert [hashes for _, hashes in pages.calls] == [HASHES[:2], HASHES[2:4], HASHES[4:]]
+    assert ended(writer) == [2, 3]
+    assert [hashes for _, hashes in pages.calls] == [HASHES[:2], HASHES[2:]]
+    assert pages.prefixes == [[], HASHES[:2]]
 
 
 def test_nothing_is_stored_behind_a_failed_page() -> None:
