@@ -19,6 +19,7 @@ from hicache_storage.engine_integration.reference_engine.frames import FrameWrit
 from hicache_storage.engine_integration.reference_engine.messages import Command, Event, Shutdown
 from hicache_storage.engine_integration.reference_engine.outcome import Ended, Ready, Voice
 from hicache_storage.engine_integration.reference_engine.rank_names import log_path, rank_names
+from hicache_storage.engine_integration.reference_engine.sizes import check_config
 from hicache_storage.errors import InvariantError, RankFailure
 
 _LAUNCHER_LOG = "launcher.log"
@@ -44,6 +45,7 @@ class EngineClient:
 
     def __init__(self, config: EngineConfig, *, log_folder: Path | None = None, start_timeout_s: float = 300.0) -> None:
         """Start the engine and return once every rank is ready."""
+        check_config(config)
         self.config = config
         self._temporary = None if log_folder else tempfile.TemporaryDirectory(prefix="hicache-engine-")
         self.log_folder = Path(self._temporary.name) if self._temporary else log_folder or Path()

@@ -23,10 +23,11 @@ from hicache_storage.engine_integration.reference_engine.messages import (
     Shutdown,
     Token,
 )
-from hicache_storage.engine_integration.reference_engine.model import kv_dtype, kv_shape, load_stage
+from hicache_storage.engine_integration.reference_engine.model import kv_dtype, load_stage
 from hicache_storage.engine_integration.reference_engine.peers import Peers
 from hicache_storage.engine_integration.reference_engine.rank_tiers import RankTiers
 from hicache_storage.engine_integration.reference_engine.scheduler import Limits, Scheduler
+from hicache_storage.engine_integration.reference_engine.sizes import kv_shape
 from hicache_storage.engine_integration.reference_engine.store_parts import store_role
 from hicache_storage.errors import HiCacheError
 from hicache_storage.telemetry import Counters

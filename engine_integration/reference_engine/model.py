@@ -11,13 +11,9 @@ from hicache_storage.engine_integration.reference_engine.decoder import TensorSu
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
 from hicache_storage.engine_integration.reference_engine.latent import LatentStage
 from hicache_storage.engine_integration.reference_engine.llama import LlamaStage
-from hicache_storage.engine_integration.reference_engine.model_config import (
-    ModelConfig,
-    parse_model_config,
-    read_model_config,
-)
 from hicache_storage.engine_integration.reference_engine.partition import part_of
-from hicache_storage.engine_integration.reference_engine.random_model import config_json, random_tensors
+from hicache_storage.engine_integration.reference_engine.random_model import random_tensors
+from hicache_storage.engine_integration.reference_engine.sizes import model_config
 from hicache_storage.engine_integration.reference_engine.weights import (
     SafetensorsFolder,
     TensorSource,
@@ -26,29 +22,12 @@ from hicache_storage.engine_integration.reference_engine.weights import (
     load_weights,
 )
 from hicache_storage.errors import ConfigError
-from hicache_storage.layout import KVShape, canonical_dtype
+from hicache_storage.layout import canonical_dtype
 
 Stage: TypeAlias = LlamaStage | LatentStage
 
 _COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KEEP = _COMPUTE | {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
-
-
-def model_config(config: EngineConfig) -> ModelConfig:
-    """Return the sizes of the configured model.
-
-    Raises:
-        ConfigError: there is no such model, or none that this engine computes.
-    """
-    if config.random is not None:
-        return parse_model_config(config_json(config.random), Path("random model"))
-    return read_model_config(Path(config.model or ""))
-
-
-def kv_shape(config: EngineConfig) -> KVShape:
-    """Return the shape of the whole model's KV as it is kept. Raises as `model_config` does."""
-    dtype = config.kv_dtype or config.dtype
-    return model_config(config).kv_shape(dtype=dtype, page_tokens=config.page_tokens)
 
 
 def kv_dtype(config: EngineConfig) -> torch.dtype:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
+from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape, config_json
 
 __all__ = ["RandomShape", "random_tensors", "write_random_model"]
 
@@ -19,43 +18,6 @@ def write_random_model(folder: Path, shape: RandomShape, *, seed: int) -> None:
     """Write `config.json` and `model.safetensors` of a random model into *folder*; the same bytes for the same seed."""
     (folder / "config.json").write_bytes(config_json(shape))
     save_file(random_tensors(shape, seed=seed), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def config_json(shape: RandomShape) -> bytes:
-    """Return the `config.json` of a model of *shape*."""
-    settings: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.mlp_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_tokens,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": shape.tied_embeddings,
-        "eos_token_id": shape.eos_token_id,
-        "torch_dtype": "float32",
-    }
-    if shape.latent is not None:
-        settings |= {
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "deepseek_v3",
-            "num_key_value_heads": shape.num_heads,
-            "head_dim": shape.latent.rope_dim,
-            "kv_lora_rank": shape.latent.kv_rank,
-            "q_lora_rank": shape.latent.query_rank,
-            "qk_nope_head_dim": shape.latent.nope_dim,
-            "qk_rope_head_dim": shape.latent.rope_dim,
-            "v_head_dim": shape.latent.value_dim,
-            "first_k_dense_replace": shape.num_layers,
-            "rope_interleave": True,
-        }
-    return json.dumps(settings, indent=2).encode()
 
 
 def random_tensors(shape: RandomShape, *, seed: int) -> dict[str, Tensor]:

@@ -27,6 +27,8 @@ from hicache_storage.layout import request_seed
 from hicache_storage.telemetry import Counters
 
 _NO_TOKEN = -1
+_MOST_FAILED_RESTORES = 2
+"""After so many, a request is computed without any cache: loads that always fail must not keep it for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +104,9 @@ class Scheduler:
         self._serial += 1
         stop = frozenset(request.stop_tokens) | (frozenset() if request.ignore_eos else self._limits.eos_tokens)
         try:
-            scope = None if self._limits.shares_cache else str(self._serial)
-            seed = request_seed(lora_id=request.lora_id, cache_salt=request.cache_salt, extra_key=scope)
+            seed = request_seed(lora_id=request.lora_id, cache_salt=request.cache_salt)
+            if not self._limits.shares_cache:
+                seed = _own_scope(request, f"{self._serial}")
         except LayoutError as error:
             self._fail(request.request_id, str(error))
             return
@@ -212,15 +215,21 @@ class Scheduler:
         text.release()
         self._wait(text)
 
+    def _restore_failed(self, text: Text) -> None:
+        self._counters.add(counted.RESTORES_FAILED)
+        text.num_failed += 1
+        if text.num_failed >= _MOST_FAILED_RESTORES:
+            text.seed = _own_scope(text.request, f"{text.serial}/{text.num_failed}")
+        self._again(text)
+
     def _wait(self, text: Text) -> None:
         self._controller.arrive(text.id, text.tokens, seed=text.seed)
         insort(self._waiting, text, key=_by_arrival)
 
     def _apply(self, text: Text, stop: int, computed: Computed) -> None:
         if not computed.is_restored:
-            self._counters.add(counted.RESTORES_FAILED)
             self._running.remove(text)
-            self._again(text)
+            self._restore_failed(text)
             return
         self._counters.add(counted.TOKENS_COMPUTED, stop - text.computed)
         crossed = stop // self._page_tokens > text.computed // self._page_tokens
@@ -295,3 +304,8 @@ class Scheduler:
 
 def _by_arrival(text: Text) -> int:
     return text.serial
+
+
+def _own_scope(request: Generate, name: str) -> str | None:
+    """Return the scope of a request that shares nothing with any other."""
+    return request_seed(lora_id=request.lora_id, cache_salt=request.cache_salt, extra_key=name)

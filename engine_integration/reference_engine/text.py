@@ -26,6 +26,7 @@ class Text:
         pages: device pages it reads and writes; none while it waits.
         loads: what still arrives in them.
         cached: what its first admission found in the cache; None before.
+        num_failed: how often what it should have read did not arrive.
     """
 
     request: Generate
@@ -37,6 +38,7 @@ class Text:
     computed: int = 0
     loads: tuple[LoadJob, ...] = ()
     cached: CachedTokens | None = None
+    num_failed: int = 0
 
     @property
     def id(self) -> str:

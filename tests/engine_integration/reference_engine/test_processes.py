@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.engine_integration.reference_engine.client import EngineClient
-from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush, Generate
 from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
-from hicache_storage.errors import ConfigError, RankFailure
+from hicache_storage.errors import ConfigError, HiCacheError, LayoutError, RankFailure
 from tests.engine_integration.reference_engine.asking import MLA, answered, ask, config, counters, prompt
 from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
 
@@ -108,11 +109,28 @@ def test_a_store_comes_and_goes_while_the_engine_runs(tmp_path: Path) -> None:
     assert (held["now.device_pages_held"], held["now.host_pages_held"], held["now.store_attached"]) == (0, 0, 1)
 
 
-def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
-    missing = config(random=None, model=str(tmp_path / "none"), topology="tp2pp1")
+def test_what_keeps_a_rank_from_starting_is_told() -> None:
+    settings = config(topology="tp2pp1", store=StoreTarget(backend="nowhere"))
 
-    with pytest.raises(ConfigError, match=r"tp0pp0: ConfigError: .*none/config\.json cannot be read"):
-        EngineClient(missing)
+    with pytest.raises(ConfigError, match="tp0pp0: ConfigError: no storage backend 'nowhere'"):
+        EngineClient(settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "reason"),
+    [
+        ({"random": None, "model": "/nowhere"}, ConfigError, "/nowhere/config.json cannot be read"),
+        ({"topology": "tp3pp1"}, LayoutError, "4 KV heads over 3"),
+        ({"topology": "tp16pp1"}, ConfigError, "8 query heads over 16"),
+        ({"topology": "tp1pp5"}, LayoutError, "5 stages"),
+        ({"layer_partition": 5}, LayoutError, "layer_partition = 5"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_told_before_anything_starts(
+    changes: dict[str, object], kind: type[HiCacheError], reason: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(reason)):
+        EngineClient(config(**changes))  # type: ignore[arg-type]
 
 
 def test_a_rank_that_dies_ends_the_engine_and_is_named() -> None:
