@@ -149,11 +149,12 @@ def test_ctrl_c_ends_the_replay_and_its_threads(hicache: Hicache, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Replay, "check", interrupted)
+    before = set(threading.enumerate())
 
     ended = hicache("replay", "--check-every", "20", "--instances", "2")
 
     assert (ended.status, ended.out, ended.err) == (130, "", "hicache: interrupted\n")
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("hicache-")] == []
+    assert [thread.name for thread in set(threading.enumerate()) - before] == []
 
 
 def test_progress_is_shown_on_a_terminal(hicache: Hicache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ pytest_plugins = ["tests.backends.redis.services"]
 
 _DEADLINE_S = 0.2
 _IN_ALL_S = _DEADLINE_S + 1.0
+_PATIENT_S = 20.0
+"""Where nothing should wait: a deadline that a busy machine does not reach."""
 """What a silent server may cost: the deadline, and something for a busy machine."""
 
 _CALLS: dict[str, Callable[[ObjectStore], object]] = {
@@ -51,8 +53,8 @@ def store_at(url: str, **values: object) -> Iterator[RedisStore]:
 
 
 @contextmanager
-def stub(answer: Answer) -> Iterator[tuple[StubRedis, RedisStore]]:
-    with StubRedis(answer) as server, store_at(server.url) as store:
+def stub(answer: Answer, deadline_s: float = _PATIENT_S) -> Iterator[tuple[StubRedis, RedisStore]]:
+    with StubRedis(answer) as server, store_at(server.url, deadline_s=deadline_s) as store:
         yield server, store
 
 
@@ -103,7 +105,7 @@ def test_a_server_that_accepts_no_login_in_time_costs_the_deadline() -> None:
 
 
 def test_a_server_that_stops_within_an_answer_costs_the_deadline() -> None:
-    with stub(says(b"$1000000\r\n0123")) as (_, store):
+    with stub(says(b"$1000000\r\n0123"), _DEADLINE_S) as (_, store):
         began_s = time.monotonic()
 
         with pytest.raises(StoreUnavailable):
@@ -140,7 +142,7 @@ def test_a_late_answer_is_never_taken_for_another_ones() -> None:
             connection.sendall(b"$4\r\nmine\r\n")
 
     late: list[socket.socket] = []
-    with stub(answer) as (server, store):
+    with stub(answer, _DEADLINE_S) as (server, store):
         with pytest.raises(StoreUnavailable):
             store.read_into("other", 0, [bytearray(4)], object_nbytes=4)
         with contextlib.suppress(OSError):  # It may be closed by now, at both ends.
