@@ -73,6 +73,11 @@ def agree_mins(group: Group, step: str, local: Callable[[], Sequence[int]], coun
     return [min(answers) for answers in zip(*_gather(group, step, local, count), strict=True)]
 
 
+def agree_each(group: Group, step: str, local: Callable[[], Sequence[int]], count: int) -> list[list[int]]:
+    """Return every rank's answers to *count* questions, in rank order. Raises as `agree_min` does."""
+    return _gather(group, step, local, count)
+
+
 def agree_same(group: Group, step: str, local: Callable[[], int]) -> int:
     """Return the answer that every rank gives.
 

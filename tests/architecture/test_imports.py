@@ -24,9 +24,13 @@ THIRD_PARTY = {
 }
 LOADED_WHEN_USED = {("hicache_storage/middleware/encryption.py", "cryptography")}
 TORCH_FREE = [
+    "engine_integration/consensus",
+    "engine_integration/controller",
     "engine_integration/page_store",
     "engine_integration/parallel/agree.py",
+    "engine_integration/parallel/pp.py",
     "engine_integration/parallel/thread_group.py",
+    "engine_integration/parallel/thread_link.py",
     "engine_integration/radix",
     "engine_integration/replay",
     "engine_integration/store_tier",

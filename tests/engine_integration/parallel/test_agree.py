@@ -13,6 +13,7 @@ from hicache_storage.engine_integration.parallel.agree import (
     Group,
     SingleRank,
     agree_all,
+    agree_each,
     agree_min,
     agree_mins,
     agree_same,
@@ -54,6 +55,12 @@ def test_questions_of_one_collective_are_answered_one_by_one() -> None:
     results = on_all_ranks(2, lambda group: agree_mins(group, "counts", lambda: answers[group.rank], 3))
 
     assert results == [[1, 2, -(2**63)]] * 2
+
+
+def test_each_rank_hears_what_every_one_says_in_their_order() -> None:
+    results = on_all_ranks(3, lambda group: agree_each(group, "digests", lambda: (group.rank, -group.rank), 2))
+
+    assert results == [[[0, 0], [1, -1], [2, -2]]] * 3
 
 
 @pytest.mark.parametrize("dissenter", [0, 1, 2])

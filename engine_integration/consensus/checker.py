@@ -1,0 +1,168 @@
+"""Compares what the ranks of a deployment do, on a thread of its own, while they do it.
+
+    scheduler's thread      recorded calls -> entries -> queue           never waits
+    checker's thread        how many entries has every rank? (MIN)       waits for the slowest rank
+                            one digest for each of them, of every rank
+                            unequal: everybody's entry, told on every rank
+
+The n-th entry of a rank is compared with the n-th of the others whenever the last of them has come to it, so
+ranks and pipeline stages may be apart in time as far as they like, within the deadline of the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from hicache_storage.engine_integration.consensus.divergence import Differs, Divergence, what_differs
+from hicache_storage.engine_integration.consensus.entry import ENTRY_NBYTES, Entry, Rank
+from hicache_storage.engine_integration.consensus.options import ConsensusOptions
+from hicache_storage.engine_integration.consensus.rank_log import Header, RankLog
+from hicache_storage.engine_integration.consensus.recorder import Recorder, recording
+from hicache_storage.engine_integration.parallel.agree import Group, agree_each, agree_min, agree_same
+from hicache_storage.errors import RankFailure
+from hicache_storage.layout import Topology
+
+_BATCH = 256
+_MAX_REPORTS = 8
+_MS_PER_S = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class Checker:
+    """One rank's part of the comparison. To make one is a collective, and so is its end.
+
+    Args:
+        group: every rank of *topology*, counted stage by stage; for the checker alone. Its deadline is how long a rank
+            waits for another one's next entry before that counts as a divergence.
+        options: the same on every rank.
+
+    Attributes:
+        divergences: what was found, the first one first. It ends with the first one after which the numbers of the
+            entries mean nothing any more, or with the eighth.
+
+    Raises:
+        RankFailure: a rank did not come.
+    """
+
+    def __init__(self, group: Group, topology: Topology, options: ConsensusOptions) -> None:
+        self.divergences: list[Divergence] = []
+        self._group = group
+        self._options = options
+        self._ranks = [Rank(pp_rank, tp_rank) for tp_rank, pp_rank in topology.ranks()]
+        agree_same(group, "rank consensus ranks", lambda: len(self._ranks))
+        # The first rank's clock gives the run its name on all of them.
+        run = agree_each(group, "rank consensus run", lambda: (int(time.time() * _MS_PER_S),), 1)[0][0]
+        rank = self._ranks[group.rank]
+        header = Header(run, rank.pp_rank, rank.tp_rank, topology.pp, topology.tp)
+        folder = options.log_folder
+        self.log = RankLog(folder, header, options.log_nbytes) if folder is not None else None
+        self.recorder = Recorder([self.log.add] if self.log is not None else [])
+        self._is_closed = False
+        self._pending: list[Entry] = []
+        self._before: deque[Entry] = deque(maxlen=options.history)
+        self._thread = threading.Thread(target=self._run, name="hicache-consensus", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Have the calling thread's decorated calls recorded: it is the rank's scheduler, until it leaves.
+
+        Under ``on_divergence=stop`` a decorated call raises `RankFailure` once a divergence was found.
+        """
+        with recording(self.recorder):
+            yield
+
+    def close(self) -> None:
+        """Compare what is left, then end. Blocks until every rank has closed, or the group's deadline has passed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.recorder.record("end")
+        self._thread.join()
+        if self.log is not None:
+            self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            while self._compare():
+                pass
+        except RankFailure as failure:
+            self._absent(failure)
+        except Exception:  # noqa: BLE001 - a fault of the checker must not become one of the engine
+            _log.exception("rank_consensus.fault rank=%s", self._ranks[self._group.rank])
+        self.recorder.is_compared = False
+
+    def _compare(self) -> bool:
+        """Compare some entries; False if they were the last ones."""
+        if not self._collect():
+            _log.error("rank_consensus.backlog rank=%s", self._ranks[self._group.rank])
+            return False
+        count = agree_min(self._group, "rank consensus length", lambda: len(self._pending))
+        batch = self._pending[:count]
+        digests = agree_each(self._group, "rank consensus", lambda: [entry.digest() for entry in batch], count)
+        unequal = next((at for at, theirs in enumerate(zip(*digests, strict=True)) if len(set(theirs)) > 1), None)
+        equal = batch if unequal is None else batch[:unequal]
+        self._before += equal
+        del self._pending[: len(equal)]
+        if unequal is None:
+            return batch[-1].event != "end"
+        return self._diverged(self._pending.pop(0))
+
+    def _collect(self) -> bool:
+        """Wait for an entry and take as many more as there are; False if there will be none."""
+        if not self._pending:
+            entry = self.recorder.waiting.get()
+            if entry is None:
+                return False
+            self._pending.append(entry)
+        for _ in range(min(self.recorder.waiting.qsize(), _BATCH - len(self._pending))):
+            entry = self.recorder.waiting.get()
+            if entry is None:
+                self.recorder.waiting.put(None)
+                break
+            self._pending.append(entry)
+        return True
+
+    def _diverged(self, mine: Entry) -> bool:
+        """Tell everybody's entry in place of *mine*; False if there is nothing more to be compared."""
+        words = agree_each(self._group, "rank consensus entry", mine.packed, ENTRY_NBYTES // 8)
+        entries = {rank: Entry.unpacked(mine.number, theirs) for rank, theirs in zip(self._ranks, words, strict=True)}
+        differs = what_differs(entries.values()) or Differs.RESULTS
+        self._tell(Divergence(mine.number, differs, entries, tuple(self._before)))
+        self._before.append(mine)
+        return differs is not Differs.ORDER and len(self.divergences) < _MAX_REPORTS
+
+    def _absent(self, failure: RankFailure) -> None:
+        """Tell that a rank did not come to the next entry; which one is known where the group can tell."""
+        mine = self._pending[0]
+        absent = failure.reasons.keys() - {self._group.rank}
+        entries = {
+            rank: None if index in absent else mine
+            for index, rank in enumerate(self._ranks)
+            if index in absent or index == self._group.rank
+        }
+        _log.error("rank_consensus.lost rank=%s entry=%d error=%s", self._ranks[self._group.rank], mine.number, failure)
+        self._tell(Divergence(mine.number, Differs.LENGTH, entries, tuple(self._before)))
+
+    def _tell(self, divergence: Divergence) -> None:
+        self.divergences.append(divergence)
+        _log.critical("rank=%s %s", self._ranks[self._group.rank], divergence)
+        if self._options.on_divergence == "stop":
+            self.recorder.failure = partial(divergence.failure, self._ranks)
