@@ -29,9 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/hicache demo $(ARGS)
 
-# The servers come from PyPI, so their absence is a failure here and not a skip.
+# The servers come from PyPI, so their absence is a failure here and not a skip. Two workers, a file of tests at a time.
 test: $(STAMP)
-	@HICACHE_REQUIRE=s3,redis,valkey,mooncake $(BIN)/python -m pytest $(ARGS)
+	@HICACHE_REQUIRE=s3,redis,valkey,mooncake $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .
