@@ -158,7 +158,11 @@ def test_what_is_no_token_id_is_refused(tokens: list[int]) -> None:
         page_hashes(tokens, 2)
 
 
-@pytest.mark.parametrize("tokens", [bytes(16), b"", bytearray(16), memoryview(bytes(16))], ids=lambda tokens: f"{type(tokens).__name__}-{len(tokens)}")
+@pytest.mark.parametrize(
+    "tokens",
+    [bytes(16), b"", bytearray(16), memoryview(bytes(16))],
+    ids=lambda tokens: f"{type(tokens).__name__}-{len(tokens)}",
+)
 def test_raw_bytes_are_no_tokens(tokens: Iterable[int]) -> None:
     with pytest.raises(LayoutError, match=f"token ids.*{type(tokens).__name__}"):
         page_hashes(tokens, 4)
