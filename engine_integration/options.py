@@ -90,7 +90,9 @@ class TierOptions:
         0.5, doc="largest share of the host pool that prefetches in flight may hold", parse=_fraction
     )
     store_batch_pages: int = option(
-        128, doc="pages that one L3 read or write moves between two decisions", parse=whole_number(1, 1 << 20)
+        128,
+        doc="pages that are read from L3 between two agreements on what has arrived",
+        parse=whole_number(1, 1 << 20),
     )
     store_retries: int = option(
         3, doc="times that a failed L3 write of a prefix is tried again later", parse=whole_number(0, 1000)

@@ -14,6 +14,7 @@ from hicache_storage.engine_integration.controller.pools import BackupCopies, Co
 from hicache_storage.engine_integration.parallel.agree import Group, agree_mins
 from hicache_storage.engine_integration.radix import Node, RadixTree, Transfer
 from hicache_storage.engine_integration.tiers.slots import PageAllocator
+from hicache_storage.errors import HiCacheError
 from hicache_storage.telemetry import Counters
 
 T = TypeVar("T", bound=CopyJob)
@@ -94,7 +95,8 @@ class Backups:
             return
         transfer = self._tree.transfers.begin_backup(nodes, pages)
         with _undone_if_it_raises(lambda: self._room.slots.free(self._tree.transfers.abort(transfer))):
-            self._running.append((transfer, self._copies.submit(transfer.source, transfer.target)))
+            job = _submitted(lambda: self._copies.submit(transfer.source, transfer.target))
+            self._running.append((transfer, job))
 
     def _cut(self, nodes: Sequence[Node], num_pages: int) -> list[Node]:
         """Return the leading *num_pages* pages of *nodes* as whole nodes."""
@@ -130,11 +132,12 @@ class Loads:
     def begin(self, nodes: Sequence[Node], device_pages: Sequence[int]) -> None:
         """Begin to fill *device_pages*, which become the tree's, with *nodes*, that are on the host alone.
 
-        If the copy cannot be submitted, they are freed.
+        A copy that cannot be submitted is one that has failed.
         """
         transfer = self._tree.transfers.begin_load(nodes, device_pages)
         with _undone_if_it_raises(lambda: self._device.free(self._tree.transfers.abort(transfer))):
-            self._running.append((transfer, self._copies.submit(transfer.target, transfer.source)))
+            job = _submitted(lambda: self._copies.submit(transfer.target, transfer.source))
+            self._running.append((transfer, job))
 
     def jobs(self, transfers: Sequence[Transfer]) -> tuple[LoadJob, ...]:
         """Return the jobs of *transfers*, which a match has named."""
@@ -200,6 +203,35 @@ def _agreed_results(
     for _ in entries:
         running.popleft()
     return list(zip(entries, map(bool, results), strict=True))
+
+
+class _NotSubmitted:
+    """A copy that this rank could not begin: it has failed, and all ranks hear of it as of any other failure."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.layers = _NoLayers(error)
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002 - there is nothing to wait for
+        return True
+
+
+class _NoLayers:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self, layer: int, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it will not arrive
+        raise HiCacheError(f"layer {layer} was not loaded: {self._error}") from self._error
+
+
+def _submitted(submit: Callable[[], T]) -> T | _NotSubmitted:
+    try:
+        return submit()
+    except Exception as error:  # noqa: BLE001 - on one rank alone, so it must not change what this rank does next
+        return _NotSubmitted(error)
 
 
 @contextmanager

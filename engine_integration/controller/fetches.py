@@ -25,6 +25,9 @@ from hicache_storage.errors import InvariantError
 from hicache_storage.layout import packed_page_hashes
 from hicache_storage.telemetry import Counters
 
+_TRY_AGAIN = 8
+"""A store that was too slow is asked anyway once in so many times: only a read tells that it has become faster."""
+
 
 class Fetches:
     """Every running prefetch of one rank's scheduler.
@@ -51,6 +54,7 @@ class Fetches:
         self._counters = counters
         self._clock = clock
         self._running: dict[Fetch, RequestFetch] = {}
+        self._passed_over = 0
 
     @property
     def num_running(self) -> int:
@@ -152,9 +156,12 @@ class Fetches:
         speed = self._options.prefill_tokens_per_s
         if self._options.fetch_or_recompute and speed is not None and answer.read_s is not None:
             is_faster = answer.read_s < answer.pages * self._tree.page_tokens / speed
-            if not is_faster:
+            if is_faster:
+                return True
+            self._passed_over += 1
+            if self._passed_over % _TRY_AGAIN:
                 self._counters.add(telemetry.PREFETCH_DECLINED_SLOW)
-            return is_faster
+                return False
         return True
 
     def _arrived(self, arrival: Progress) -> None:

@@ -31,7 +31,9 @@ class Admission:
     Attributes:
         pages: device pages of its cached prefix, in order; the tree's, locked for the request.
         cached: where they come from; ``cached.total`` is the first token to compute.
-        loads: before reading layer l of *pages*, wait for layer l of each of these.
+        loads: before reading layer l of *pages*, wait for layer l of each of these. The wait raises where the bytes
+            will never come, which may be on one rank alone: ranks that compute together must agree on it, abort the
+            request everywhere and let it arrive again.
     """
 
     pages: Sequence[int]

@@ -209,6 +209,8 @@ class PageStore:
         check_page_hashes(prefix)
         check_page_hashes(page_hashes)
         for page in pages:
+            if not isinstance(page, memoryview):
+                raise LayoutError(f"page buffer is a {type(page).__name__}: expected a memoryview of flat bytes")
             if page.nbytes != self.layout.page_nbytes or page.format != "B" or page.ndim != 1:
                 raise LayoutError(
                     f"page buffer of {page.nbytes} bytes in format {page.format!r}: this rank's pages are "

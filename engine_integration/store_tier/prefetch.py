@@ -155,7 +155,8 @@ class Prefetcher:
         # The whole prefix counts as used once, with its last pages, and not again for every batch.
         front = (*fetch.prefix, *fetch.page_hashes[:start]) if stop == len(fetch.host_pages) else ()
         read = self._pages.read(fetch.page_hashes[start:stop], fetch.host_pages[start:stop], front)
-        self.speed.add(read, self._clock() - began)
+        if read == stop - start:  # of a batch that ended early nobody knows what the time went to
+            self.speed.add(read, self._clock() - began)
         return start + read, int(not fetch.stopped.is_set())
 
     def _read_failed(self, fetch: Fetch, error: BaseException) -> None:

@@ -158,7 +158,7 @@ def test_pages_whose_load_failed_are_served_to_nobody_while_a_request_still_hold
 
 
 @pytest.mark.parametrize("direction", ["backup", "load"])
-def test_a_copy_that_cannot_be_submitted_leaves_everything_as_it_was(
+def test_a_copy_that_cannot_be_submitted_is_one_that_has_failed(
     direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(device_pages=64, host_pages=160)
@@ -174,12 +174,19 @@ def test_a_copy_that_cannot_be_submitted_leaves_everything_as_it_was(
     controller.arrive("first", LONG)
     with monkeypatch.context() as patch:
         intercept(copies, patch, refuse)
-        with pytest.raises(RuntimeError, match="no thread"):  # noqa: PT012 - which call copies depends on the direction
-            controller.admit("first")
+        admission = controller.admit("first")
+        if direction == "backup":
             engine.compute("first", LONG)
             controller.commit("first", LONG)
+    for load in admission.loads:
+        with pytest.raises(HiCacheError, match="no thread"):
+            load.layers.wait(0)
     engine.check()
     controller.abort("first")
+    controller.settle()
+    engine.check()
+
+    assert engine.counters[f"{direction}_failed"] == 1
 
     assert not controller.tree.transfers.running
     assert engine.generate(LONG).cached.total == (len(LONG) - 1)
