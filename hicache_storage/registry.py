@@ -34,14 +34,17 @@ class ResolvedStore:
     middleware: MiddlewareOptions
     settings: tuple[Setting, ...]
 
-    def open(self, *, looking: bool = False) -> ObjectStore:
+    def open(self, *, looking: bool = False, evicting: bool = True) -> ObjectStore:
         """Return the open store with its layers; the caller closes it.
 
         Args:
             looking: turn the backend's option ``create`` off, if it has one: what is not there is not
                 made. All other options stay as they are.
+            evicting: False leaves the backend's option ``capacity_nbytes`` out, if it has one, so that nothing
+                of the store's content makes room for what is written.
         """
         options = _looking_only(self.options) if looking else self.options
+        options = options if evicting else _without_capacity(options)
         store = self.store_type(options)  # type: ignore[call-arg]  # by contract, see ObjectStore
         try:
             return wrap(store, self.middleware)
@@ -111,6 +114,14 @@ def _looking_only(options: object) -> object:
         return options
     has_create = any(field.name == "create" and field.default is True for field in fields(options))
     return replace(options, create=False) if has_create else options
+
+
+def _without_capacity(options: object) -> object:
+    """Return *options* without a capacity, or as they are if they have no such option."""
+    if not is_dataclass(options) or isinstance(options, type):
+        return options
+    has_capacity = any(field.name == "capacity_nbytes" and field.default is None for field in fields(options))
+    return replace(options, capacity_nbytes=None) if has_capacity else options
 
 
 def _split_middleware(source: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:

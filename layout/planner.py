@@ -260,8 +260,9 @@ def _coarser(shape: KVShape, grid: Grid, writers: list[Topology]) -> list[str]:
         without = coarsest_grid(shape, writers[:index] + writers[index + 1 :])
         fewer = len(without.chunks(shape))
         if fewer < objects:
+            axes = f"{without.layer_partition}" + (" layers" if shape.is_mla else f" x {without.head_partition}")
             advice.append(
-                f"without {topology.name} as a writer the grid would be {without.layer_partition} x "
-                f"{without.head_partition}: {fewer} objects a page instead of {objects}"
+                f"without {topology.name} as a writer the grid would be {axes}: "
+                f"{fewer} object{'s' * (fewer > 1)} a page instead of {objects}"
             )
     return advice

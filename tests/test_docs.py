@@ -18,6 +18,7 @@ import pytest
 
 from hicache_storage.cli.main import build_parser
 from tests.architecture.source import ROOT
+from tests.tools import option_tables
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -97,3 +98,10 @@ def _check_long(line: str) -> bool:
             [sys.executable, "-m", "benchmarks", words[3], "--help"], cwd=ROOT, check=True, capture_output=True
         )
     return False
+
+
+def test_option_tables_are_those_of_the_options() -> None:
+    page = option_tables.PAGE.read_text()
+
+    assert option_tables.filled(page) == page
+    assert all(f"<!-- options:{name} -->" in page for name in option_tables.TABLES)

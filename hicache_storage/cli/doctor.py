@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     target = store_target(args)
     checks: list[Check] = []
     try:
-        with target.open() as store:
+        # A capacity below what is there would have the probe evict real objects.
+        with target.open(evicting=False) as store:
             status = _examine(store, checks)
     except HiCacheError as error:
         checks.append(Check("open", passed=False, detail=f"{type(error).__name__}: {error}"))

@@ -235,3 +235,13 @@ def test_a_wrong_option_is_a_usage_error(hicache: Hicache, tmp_path: Path) -> No
     assert ended.status == 2
     assert ended.out == ""
     assert "did you mean io_threads?" in ended.err
+
+
+def test_a_capacity_below_what_is_there_costs_no_object(hicache: Hicache, deployment: Deployment) -> None:
+    before = deployment.files()
+
+    ended = hicache("doctor", "--store", f"{deployment.url}?capacity_nbytes=4096", "--json")
+
+    assert ended.status == 0
+    assert option(ended.json(), "capacity_nbytes")["value"] == 4096
+    assert deployment.files() == before
