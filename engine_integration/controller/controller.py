@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hicache_storage import telemetry
+from hicache_storage.engine_integration.controller.books import without
 from hicache_storage.engine_integration.controller.copies import Backups, Loads
 from hicache_storage.engine_integration.controller.device_room import DeviceRoom
 from hicache_storage.engine_integration.controller.host_room import HostRoom
@@ -252,16 +253,16 @@ class Controller:
             self._policy.forget()
             self.tree.forget_stored()
 
-    def flush(self) -> None:
-        """Forget every prefix of device and host; the store keeps what it has.
+    def flush(self, tier: Tier | None = None) -> None:
+        """Forget what nobody uses of *tier*, or every prefix of device and host; the store keeps what it has.
 
         Raises:
-            InvariantError: a request has not ended; nothing is forgotten.
+            InvariantError: without *tier*, a request has not ended; nothing is forgotten.
         """
-        if self._requests:
+        if tier is None and self._requests:
             raise InvariantError(f"{len(self._requests)} requests have not ended, {next(iter(self._requests))!r} first")
         self.settle()
-        gone = self.tree.reset()
+        gone = self.tree.reset() if tier is None else self.tree.evict(tier, self.tree.num_held(tier), copies=True)
         self._device.free(gone.device_pages)
         self._host.slots.free(gone.host_pages)
         self._policy.forget()
@@ -278,8 +279,8 @@ class Controller:
         self._host.slots.check()
         check(
             self.tree,
-            device_pages=_without(self._device.held_pages(), own, "device"),
-            host_pages=_without(self._host.slots.held_pages(), fetched, "host"),
+            device_pages=without(self._device.held_pages(), own, "device"),
+            host_pages=without(self._host.slots.held_pages(), fetched, "host"),
             hashes=hashes,
         )
         if self._link is not None:
@@ -390,11 +391,3 @@ class Controller:
     def _tick(self) -> int:
         self._now += 1
         return self._now
-
-
-def _without(held: Iterable[int], others: list[int], tier: str) -> set[int]:
-    """Return *held* less the pages that somebody else than the tree holds."""
-    pages = set(held)
-    if len(set(others)) != len(others) or not pages.issuperset(others):
-        raise InvariantError(f"{tier} pages outside the tree are held twice, or not held at all")
-    return pages.difference(others)

@@ -10,6 +10,7 @@ import pytest
 from hicache_storage import open_store
 from hicache_storage.engine_integration.controller import CachedTokens
 from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.radix import Tier
 from hicache_storage.errors import InvariantError, TierFull
 from hicache_storage.testing.memory import MemoryStore
 from tests.engine_integration.controller.engine import PAGE_TOKENS, Engine, prompt
@@ -218,3 +219,26 @@ def test_a_prompt_in_pieces_keeps_its_start_in_a_store_that_evicts_by_use(tmp_pa
         assert kept >= 16
         engine.close()
         reader.close()
+
+
+@pytest.mark.parametrize(
+    ("tier", "cached"), [(Tier.DEVICE, CachedTokens(host=80)), (Tier.HOST, CachedTokens(device=80))], ids=str
+)
+def test_one_tier_is_flushed_and_the_other_keeps_what_it_has(engine: Engine, tier: Tier, cached: CachedTokens) -> None:
+    engine.generate(LONG)
+
+    engine.controller.flush(tier)
+
+    engine.check()
+    assert engine.generate(LONG).cached == cached
+
+
+def test_a_flush_of_a_tier_spares_what_a_request_uses(engine: Engine) -> None:
+    engine.generate(LONG)
+    engine.controller.arrive("reader", LONG)
+    engine.start("reader", LONG)
+
+    engine.controller.flush(Tier.DEVICE)
+
+    engine.compute("reader", LONG)
+    engine.controller.finish("reader", LONG)
