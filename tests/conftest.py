@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 _SEED = int(os.environ.get("HICACHE_TEST_SEED", "20260801"))
 _FOR_TESTS = ("HICACHE_TEST_", "HICACHE_REQUIRE")
+
+
+def pytest_configure() -> None:
+    """Undo what nohup, or a shell's background, has set: processes would inherit it, and never hear a signal."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_report_header() -> str:
