@@ -156,9 +156,13 @@ def test_a_rank_that_hangs_is_missed() -> None:
             engine.receive()
 
 
-def test_an_engine_whose_parent_is_killed_ends() -> None:
+def test_an_engine_whose_parent_is_killed_ends(tmp_path: Path) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", ORPHAN],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # nobody is left to remove its logs
     )
     assert parent.stdout is not None
     launcher = int(parent.stdout.readline())
