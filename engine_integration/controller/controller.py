@@ -267,6 +267,13 @@ class Controller:
         self._host.slots.free(gone.host_pages)
         self._policy.forget()
 
+    def flush_store(self) -> int:
+        """Delete the namespace from the attached store; return how many objects this rank deleted, 0 without a store.
+
+        A collective: every rank calls it, and between them they delete each object once.
+        """
+        return 0 if self._link is None else self._link.clear()
+
     def check(self, *, hashes: bool = False) -> None:
         """Count every book again; for an idle engine, and for tests after every step.
 

@@ -85,6 +85,7 @@ class StoreLink:
         self._options = options
         self._counters = counters
         self._writes = connection.writes
+        self._pages = connection.pages
         self._writeback = Writeback(connection.pages, group=connection.write_group, counters=counters)
         self._writing: dict[Transfer, _Running] = {}
         self._retries: deque[_Retry] = deque()
@@ -143,6 +144,13 @@ class StoreLink:
             pass
         self._tell()
         return was_fetching or was_writing
+
+    def clear(self) -> int:
+        """Delete everything of this namespace from the store and believe in nothing there; return how many objects there were."""
+        self.settle()
+        self._retries.clear()
+        self._tree.forget_stored()
+        return self._pages.clear()
 
     def close(self) -> None:
         """Stop the fetches, finish the writes, end the threads, and leave no page or budget held."""

@@ -63,6 +63,13 @@ class KeyStore:
                 self.num_evicted += 1
         return fresh
 
+    def clear(self) -> int:
+        """Forget every page; return how many there were."""
+        with self._lock:
+            count = len(self._pages)
+            self._pages.clear()
+        return count
+
     def _leading(self, names: Sequence[str]) -> int:
         return next((at for at, name in enumerate(names) if name not in self._pages), len(names))
 
@@ -114,6 +121,9 @@ class KeyClient:
         self.counters.add(telemetry.NBYTES_STORED, stored * self.stored_nbytes)
         outcomes = [STORED if is_new else ALREADY_THERE for is_new in fresh]
         return outcomes + [MISS] * (len(pages) - len(fresh))
+
+    def clear(self) -> int:
+        return self.store.clear()
 
     def _names(self, page_hashes: Sequence[str]) -> Sequence[str]:
         return [page_hash + self.scope for page_hash in page_hashes] if self.scope else page_hashes

@@ -25,6 +25,8 @@ class PageClient(Protocol):
         self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
     ) -> list[Outcome]: ...
 
+    def clear(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -74,6 +76,14 @@ class PageGroup:
             views = [part.page(page) for page in host_pages[:usable]]
             usable = _leading(part.client.read_pages(page_hashes[:usable], views, prefix=prefix))
         return usable
+
+    def clear(self) -> int:
+        """Delete every object of every part's namespace, other ranks' included; return how many there were.
+
+        Raises:
+            StoreError: the store cannot list, or listing failed.
+        """
+        return sum(part.client.clear() for part in self._parts)
 
     def write(self, page_hashes: Sequence[str], host_pages: Sequence[int], prefix: Sequence[str] = ()) -> int:
         """Store *host_pages*; return how many leading pages are in the store in whole, as far as this rank writes them.

@@ -242,3 +242,19 @@ def test_a_flush_of_a_tier_spares_what_a_request_uses(engine: Engine) -> None:
 
     engine.compute("reader", LONG)
     engine.controller.finish("reader", LONG)
+
+
+def test_a_flushed_store_is_empty_and_is_filled_again() -> None:
+    store = MemoryStore()
+    engine = Engine(store=store)
+    engine.generate(LONG)
+    engine.controller.settle()
+
+    deleted = engine.controller.flush_store()
+
+    assert deleted == 20
+    assert list(store.list_keys()) == []
+    engine.generate(LONG)
+    engine.controller.settle()
+    assert sum(1 for _ in store.list_keys()) == 21
+    engine.close()

@@ -50,6 +50,11 @@ class ScriptedPages:
                 self.held.add(name)
         return outcomes
 
+    def clear(self) -> int:
+        count = len(self.held)
+        self.held.clear()
+        return count
+
     def group(self) -> PageGroup:
         return PageGroup(Part("kv", self, lambda _: memoryview(b"")))
 
