@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -180,10 +181,8 @@ class StoreLink:
             # The store may have evicted the pages in front; believing in them would keep this prefix out for ever.
             self._tree.forget_stored(last.path()[0])
         if attempt < self._options.store_retries:
-            # Waits double twice, so the queue stays ordered only by insertion sort; it is short.
             due = self._step + _RETRY_STEPS * 4**attempt
-            self._retries.append(_Retry(last, attempt + 1, due))
-            self._retries = deque(sorted(self._retries, key=lambda retry: retry.due_step))
+            insort(self._retries, _Retry(last, attempt + 1, due), key=lambda retry: retry.due_step)
 
 
 def _pieces(nodes: list[Node]) -> list[list[Node]]:

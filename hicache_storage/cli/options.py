@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import textwrap
+from collections.abc import Sequence
 
 from hicache_storage.config import Setting, default_backend, load_extra_config
 from hicache_storage.registry import ResolvedStore, resolve_store
@@ -29,6 +31,26 @@ def add_command(
         epilog="\n  ".join([f"{title}:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_option_flag(
+    group: argparse._ArgumentGroup, field: dataclasses.Field[object], names: Sequence[str], *, deniable: bool = False
+) -> None:
+    """Add the flag of one field of an options dataclass; absent means None, so that other sources can be asked.
+
+    Args:
+        names: what the flag is called, with underscores.
+        deniable: a switch that is off by default has a ``--no-`` form too.
+    """
+    flags = [f"--{name.replace('_', '-')}" for name in names]
+    default = "" if field.default in (None, False) else f" (default: {field.default})"
+    help_text = (field.metadata["doc"] + default).replace("%", "%%")
+    if isinstance(field.default, bool):
+        action = argparse.BooleanOptionalAction if field.default or deniable else "store_true"
+        group.add_argument(*flags, dest=field.name, action=action, default=None, help=help_text)
+    else:
+        metavar = field.name.rsplit("_", 1)[-1].upper()
+        group.add_argument(*flags, dest=field.name, default=None, metavar=metavar, help=help_text)
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:

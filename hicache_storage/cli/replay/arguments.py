@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from hicache_storage.cli.options import add_json_argument, add_store_arguments
+from hicache_storage.cli.options import add_json_argument, add_option_flag, add_store_arguments
 from hicache_storage.config import from_mapping, resolve
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.replay import KEY_SCHEMES, ReplayOptions, TierSize
@@ -105,16 +105,7 @@ def _add_tiers(parser: argparse.ArgumentParser) -> None:
         if field.name in _MEANINGLESS:
             continue
         names = [*field.metadata["aliases"], field.name]
-        flags = [f"--{name.replace('_', '-')}" for name in names]
-        default = "" if field.default is None else f" (default: {field.default})"
-        help_text = (field.metadata["doc"] + default).replace("%", "%%")
-        if isinstance(field.default, bool):
-            group.add_argument(
-                *flags, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=help_text
-            )
-        else:
-            metavar = field.name.rsplit("_", 1)[-1].upper()
-            group.add_argument(*flags, dest=field.name, metavar=metavar, help=help_text)
+        add_option_flag(group, field, names, deniable=True)
 
 
 def replay_options(args: argparse.Namespace) -> ReplayOptions:

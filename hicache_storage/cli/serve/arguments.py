@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hicache_storage.cli.options import add_option_flag
 from hicache_storage.cli.serve.options import HOST_LAYOUT, IO_BACKEND, ServeOptions
 from hicache_storage.config import Setting, default_backend, from_mapping, load_extra_config, resolve
 from hicache_storage.engine_integration.options import TierOptions
@@ -44,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         is_of_cache = field.name.startswith("hicache_") or (
             field.name.endswith("_cache") and field.name != "model_cache"
         )
-        _add(cache if is_of_cache else server, field, [field.name, *field.metadata["aliases"]])
+        add_option_flag(cache if is_of_cache else server, field, [field.name, *field.metadata["aliases"]])
     tiers = parser.add_argument_group("tiers", "their own names and, where it has one, SGLang's")
     for field in dataclasses.fields(TierOptions):
-        _add(tiers, field, [*field.metadata["aliases"], field.name])
+        add_option_flag(tiers, field, [*field.metadata["aliases"], field.name])
 
 
 def read_settings(args: argparse.Namespace) -> Settings:
@@ -71,18 +72,6 @@ def flag_of(name: str) -> str:
     aliases = {field.name: field.metadata["aliases"] for field in dataclasses.fields(TierOptions)}
     shown = next((alias for alias in aliases.get(name, ()) if alias.startswith("hicache_")), name)
     return f"--{shown.replace('_', '-')}"
-
-
-def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[object], names: list[str]) -> None:
-    flags = [f"--{name.replace('_', '-')}" for name in names]
-    default = "" if field.default in (None, False) else f" (default: {field.default})"
-    help_text = (field.metadata["doc"] + default).replace("%", "%%")
-    if isinstance(field.default, bool):
-        action = argparse.BooleanOptionalAction if field.default else "store_true"
-        group.add_argument(*flags, dest=field.name, action=action, default=None, help=help_text)
-    else:
-        metavar = field.name.rsplit("_", 1)[-1].upper()
-        group.add_argument(*flags, dest=field.name, default=None, metavar=metavar, help=help_text)
 
 
 def _given(args: argparse.Namespace, options_type: type[ServeOptions | TierOptions]) -> dict[str, object]:
