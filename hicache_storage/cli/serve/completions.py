@@ -14,7 +14,7 @@ from aiohttp import web
 
 from hicache_storage.cli.serve import schema
 from hicache_storage.cli.serve.api_error import ApiError
-from hicache_storage.cli.serve.documents import ChatDocuments, CompletionDocuments, Documents
+from hicache_storage.cli.serve.documents import ChatDocuments, CompletionDocuments, Documents, Wanted
 from hicache_storage.cli.serve.generation import Choice, Piece, Services, generate
 from hicache_storage.cli.serve.schema import ChatBody, CompletionBody, GenerationBody
 from hicache_storage.cli.serve.tokenizer import Tokenizer
@@ -92,10 +92,7 @@ class Completions:
         given = schema.prompts_of(body.prompt)
         prompts = await asyncio.to_thread(_encoded, self._services.tokenizer, given)
         choices = self._choices(body, prompts, _COMPLETION_TOKENS)
-        documents = CompletionDocuments(
-            self._model.name, with_token_ids=bool(body.return_token_ids), with_usage=body.wants_usage
-        )
-        return await self._answer(request, body, choices, documents)
+        return await self._answer(request, body, choices, CompletionDocuments(self._model.name, _wanted(body)))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer POST /v1/chat/completions."""
@@ -104,10 +101,7 @@ class Completions:
         messages = schema.chat_messages(body.messages)
         prompt = await asyncio.to_thread(self._services.tokenizer.apply_chat, messages)
         choices = self._choices(body, [prompt], None)
-        documents = ChatDocuments(
-            self._model.name, with_token_ids=bool(body.return_token_ids), with_usage=body.wants_usage
-        )
-        return await self._answer(request, body, choices, documents)
+        return await self._answer(request, body, choices, ChatDocuments(self._model.name, _wanted(body)))
 
     def _choices(self, body: GenerationBody, prompts: Sequence[Tokens], default: int | None) -> list[Choice]:
         request_id = uuid.uuid4().hex
@@ -158,7 +152,7 @@ class Completions:
                 raise
             await events.send(error.body())
             return await events.close()
-        if body.wants_usage:
+        if _wanted(body).closing_chunk:
             usage = total(choice.usage for choice in choices)
             await events.send(msgspec.json.encode(documents.usage_chunk(usage)))
         await events.send(b"[DONE]")
@@ -189,6 +183,14 @@ class _EventStream:
     async def close(self) -> web.StreamResponse:
         await self._response.write_eof()
         return self._response
+
+
+def _wanted(body: GenerationBody) -> Wanted:
+    return Wanted(
+        token_ids=bool(body.return_token_ids),
+        usage=body.wants_usage,
+        cached_tokens_details=bool(body.return_cached_tokens_details),
+    )
 
 
 def _endpoint(request: web.Request) -> str:

@@ -26,22 +26,36 @@ class Documents(Protocol):
         ...
 
     def usage_chunk(self, usage: Usage) -> Document:
-        """Return the chunk behind all others, which has the usage."""
+        """Return the chunk behind all others, which has the usage; for requests that want any."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """What every document of an answer begins with.
+class Wanted:
+    """What a request wants beside the text.
 
     Attributes:
-        with_token_ids: each choice lists its tokens too.
-        with_usage: the stream ends with a chunk of usage; all others then say that they have none.
+        token_ids: each choice lists its tokens too.
+        usage: a stream ends with a chunk of usage; all others then say that they have none.
+        cached_tokens_details: cached tokens by tier, in the place where SGLang's clients look for them.
     """
 
+    token_ids: bool
+    usage: bool
+    cached_tokens_details: bool
+
+    @property
+    def closing_chunk(self) -> bool:
+        """Whether a stream has a chunk behind the last piece of text."""
+        return self.usage or self.cached_tokens_details
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """What every document of an answer begins with."""
+
     model: str
-    with_token_ids: bool
-    with_usage: bool
+    wanted: Wanted
     prefix: str
     kind: str
     chunk_kind: str
@@ -58,29 +72,34 @@ class _Head:
         }
 
     def whole(self, parts: list[Document], usage: Usage) -> Document:
-        return self.document(self.kind, parts) | {"usage": usage.document()}
+        return self.document(self.kind, parts) | {"usage": usage.document()} | self._details(usage)
 
     def chunk(self, part: Document) -> Document:
         document = self.document(self.chunk_kind, [part])
-        return document | {"usage": None} if self.with_usage else document
+        return document | {"usage": None} if self.wanted.usage else document
 
     def usage_chunk(self, usage: Usage) -> Document:
-        return self.document(self.chunk_kind, []) | {"usage": usage.document()}
+        counted: Document = {"usage": usage.document()} if self.wanted.usage else {}
+        return self.document(self.chunk_kind, []) | counted | self._details(usage)
 
     def token_ids(self, tokens: list[int], prompt: Sequence[int] | None) -> Document:
-        if not self.with_token_ids:
+        if not self.wanted.token_ids:
             return {}
         return {"token_ids": tokens} | ({} if prompt is None else {"prompt_token_ids": prompt})
+
+    def _details(self, usage: Usage) -> Document:
+        if not self.wanted.cached_tokens_details:
+            return {}
+        return {"sglext": {"cached_tokens_details": usage.sglang_details()}}
 
 
 class CompletionDocuments:
     """Of /v1/completions."""
 
-    def __init__(self, model: str, *, with_token_ids: bool, with_usage: bool) -> None:
+    def __init__(self, model: str, wanted: Wanted) -> None:
         self._head = _Head(
             model=model,
-            with_token_ids=with_token_ids,
-            with_usage=with_usage,
+            wanted=wanted,
             prefix="cmpl",
             kind="text_completion",
             chunk_kind="text_completion",
@@ -107,11 +126,10 @@ class CompletionDocuments:
 class ChatDocuments:
     """Of /v1/chat/completions."""
 
-    def __init__(self, model: str, *, with_token_ids: bool, with_usage: bool) -> None:
+    def __init__(self, model: str, wanted: Wanted) -> None:
         self._head = _Head(
             model=model,
-            with_token_ids=with_token_ids,
-            with_usage=with_usage,
+            wanted=wanted,
             prefix="chatcmpl",
             kind="chat.completion",
             chunk_kind="chat.completion.chunk",

@@ -61,6 +61,7 @@ class GenerationBody(Struct, kw_only=True):
         ignore_eos: go on until ``max_tokens``.
         stop_token_ids: tokens that end the answer and are not part of its text.
         return_token_ids: have the tokens of prompt and answer beside the text.
+        return_cached_tokens_details: have the cached tokens by tier where SGLang's clients look for them.
         lora_id, cache_salt: requests of different ones share no cache.
     """
 
@@ -75,6 +76,7 @@ class GenerationBody(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None
     lora_id: Annotated[str, Meta(max_length=256)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
 

@@ -35,6 +35,10 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": sum(by_tier.values()), "cached_tokens_by_tier": by_tier},
         }
 
+    def sglang_details(self) -> dict[str, int]:
+        """Return the cached tokens as SGLang's ``cached_tokens_details`` names them."""
+        return {"device": self.cached_device, "host": self.cached_host, "storage": self.cached_store}
+
 
 def total(usages: Iterable[Usage]) -> Usage:
     """Return the usage of several requests together."""

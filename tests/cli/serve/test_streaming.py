@@ -64,6 +64,15 @@ def test_usage_comes_behind_everything_where_it_is_wanted(server: RunningServer)
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_where_sglangs_clients_look_for_them(server: RunningServer, stream: bool) -> None:
+    reply = server.post(COMPLETIONS, prompt="abcdefgh", max_tokens=2, stream=stream, return_cached_tokens_details=True)
+
+    last = reply.events()[-1] if stream else reply.json()
+    assert last["sglext"] == {"cached_tokens_details": {"device": 1, "host": 2, "storage": 3}}
+    assert ("usage" in last) != stream, "a stream has usage where it was asked for"
+
+
 def test_chunk_never_holds_a_part_of_a_character(server: RunningServer) -> None:
     reply = server.post(COMPLETIONS, prompt="aé🦄", max_tokens=7, stream=True)
 
