@@ -4,6 +4,8 @@ The contract: what a store is (`ObjectStore`), what travels to and from it, what
 deployment names one (`open_store`). Importing this loads neither torch nor any backend's SDK.
 """
 
+from typing import TYPE_CHECKING
+
 from hicache_storage.errors import (
     AccessDenied,
     ConfigError,
@@ -19,7 +21,6 @@ from hicache_storage.errors import (
     TierFull,
     Unsupported,
 )
-from hicache_storage.registry import open_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import (
     Capabilities,
@@ -30,6 +31,9 @@ from hicache_storage.types import (
     Status,
     WriteResult,
 )
+
+if TYPE_CHECKING:
+    from hicache_storage.registry import open_store
 
 __all__ = [
     "AccessDenied",
@@ -55,3 +59,15 @@ __all__ = [
     "WriteResult",
     "open_store",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Give `open_store`, which is loaded when it is first asked for: all that it needs takes longer than the rest."""
+        if name != "open_store":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from hicache_storage.registry import open_store  # noqa: PLC0415 - as said
+
+        globals()[name] = open_store
+        return open_store

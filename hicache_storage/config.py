@@ -4,7 +4,7 @@ Every backend declares a frozen dataclass of options with `option()`. A deployme
 by name, URL or ``module:Class`` and may add a JSON object, ``@file`` (JSON, YAML or TOML) and
 environment variables. `resolve` merges them; the first source that has a value wins:
 
-    URL  >  extra config  >  HICACHE_<BACKEND>_<OPTION>  >  aliases in the environment  >  default
+    URL  >  extra config  >  HICACHE_<BACKEND>_<OPTION>  >  names of other projects in the environment  >  default
 
 URL and extra config belong to one call and may repeat, but not contradict, each other. An environment
 variable that is set to nothing counts as not set. This is the only module that reads the environment.
@@ -189,6 +189,39 @@ def default_backend(
     )
 
 
+def from_environment(section: str, name: str, environ: Mapping[str, str] | None = None) -> Setting | None:
+    """Return the variable ``HICACHE_<SECTION>_<NAME>`` as a setting; None if it is not set, or set to nothing."""
+    environ = os.environ if environ is None else environ
+    variable = _variable(section, name)
+    return Setting(name, environ[variable], f"environment variable {variable}") if environ.get(variable) else None
+
+
+def refuse_unknown_variables(
+    section: str, known: Sequence[str], others: Sequence[str], environ: Mapping[str, str] | None = None
+) -> None:
+    """Return if every variable ``HICACHE_<SECTION>_...`` is one of the *known* options.
+
+    Args:
+        others: sections whose variables are none of ours, although their names may begin with this section's.
+
+    Raises:
+        ConfigError: one is not: a mistyped option must not be without effect.
+    """
+    environ = os.environ if environ is None else environ
+    own, names = _variable(section, ""), {_variable(section, name) for name in known}
+    foreign = tuple(prefix for prefix in (_variable(other, "") for other in others) if len(prefix) > len(own))
+    for variable, value in environ.items():
+        if value and f"{variable}_".startswith(own) and variable not in names and not variable.startswith(foreign):
+            setting = Setting(variable[len(own) :].lower(), None, f"environment variable {variable}")
+            raise ConfigError(_unknown(setting, section, {name: name for name in known}))
+
+
+def rank_name(environ: Mapping[str, str] | None = None) -> str:
+    """Return what this process is called among the ranks of its engine, such as ``tp1pp0``; empty if it is no rank."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HICACHE_RANK", "")
+
+
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return where this package keeps what can be made again: ``$XDG_CACHE_HOME``, else ``~/.cache``, / ``hicache_storage``."""
     environ = os.environ if environ is None else environ
@@ -272,14 +305,17 @@ def _without_source(
     field: dataclasses.Field[object], hint: object, backend: str, environ: Mapping[str, str]
 ) -> Setting:
     """Return the setting of an option that no source of the call has: the environment's or the default."""
-    own = re.sub(r"\W", "_", f"HICACHE_{backend}_{field.name}").upper()
-    for variable in (own, *field.metadata["env"]):
+    for variable in (_variable(backend, field.name), *field.metadata["env"]):
         if environ.get(variable):
             found = Setting(field.name, environ[variable], f"environment variable {variable}")
             return Setting(field.name, _parse(found, field, hint, backend), found.source)
     if field.default is dataclasses.MISSING:
         raise ConfigError(f"{backend} option {field.name} is required: {field.metadata['doc']}")
     return Setting(field.name, field.default, "default")
+
+
+def _variable(section: str, name: str) -> str:
+    return re.sub(r"\W", "_", f"HICACHE_{section}_{name}").upper()
 
 
 def _parse(found: Setting, field: dataclasses.Field[object], hint: object, backend: str) -> object:

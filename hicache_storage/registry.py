@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from hicache_storage.config import Setting, from_mapping, resolve
+from hicache_storage.config import (
+    Setting,
+    from_environment,
+    from_mapping,
+    load_extra_config,
+    refuse_unknown_variables,
+    resolve,
+)
 from hicache_storage.errors import ConfigError
 from hicache_storage.middleware.options import MiddlewareOptions, wrap
 from hicache_storage.store import ObjectStore
@@ -17,6 +24,9 @@ from hicache_storage.store import ObjectStore
 ENTRY_POINT_GROUP = "hicache_storage.backends"
 
 _MIDDLEWARE = "middleware"
+_LOOKING = {"create": (True, False)}
+_NOT_EVICTING = {"capacity_nbytes": (None, None), "evict": (True, False)}
+"""Options that a backend may have: what the default of one is, and what it is to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +50,11 @@ class ResolvedStore:
         Args:
             looking: turn the backend's option ``create`` off, if it has one: what is not there is not
                 made. All other options stay as they are.
-            evicting: False leaves the backend's option ``capacity_nbytes`` out, if it has one, so that nothing
-                of the store's content makes room for what is written.
+            evicting: False leaves the backend's option ``capacity_nbytes`` out and turns ``evict`` off, if it
+                has one of them, so that nothing of the store's content makes room for what is written.
         """
-        options = _looking_only(self.options) if looking else self.options
-        options = options if evicting else _without_capacity(options)
+        options = _with(self.options, _LOOKING) if looking else self.options
+        options = options if evicting else _with(options, _NOT_EVICTING)
         store = self.store_type(options)  # type: ignore[call-arg]  # by contract, see ObjectStore
         try:
             return wrap(store, self.middleware)
@@ -68,8 +78,16 @@ def open_store(target: str, options: Mapping[str, object] | None = None, *, look
     return resolve_store(target, from_mapping(options or {}, "options")).open(looking=looking)
 
 
-def resolve_store(target: str, extra: Mapping[str, Setting], environ: Mapping[str, str] | None = None) -> ResolvedStore:
+def resolve_store(
+    target: str, extra: Mapping[str, Setting], environ: Mapping[str, str] | None = None, *, nested: bool = False
+) -> ResolvedStore:
     """Return the backend and the options that *target*, *extra* and the environment give together.
+
+    ``HICACHE_<BACKEND>_MIDDLEWARE`` and ``HICACHE_<BACKEND>_MIDDLEWARE_<OPTION>`` are layers around stores of this
+    backend, ``HICACHE_MIDDLEWARE_<OPTION>`` around any.
+
+    Args:
+        nested: the store is part of another one, around which the layers for any store are.
 
     Raises:
         ConfigError: as `open_store`.
@@ -83,12 +101,38 @@ def resolve_store(target: str, extra: Mapping[str, Setting], environ: Mapping[st
         store_type = _import(target)
     else:
         store_type = _load(target)
+    _refuse_unknown_variables(store_type, environ)
     options_type: type[object] = store_type.options_type
     split = [_split_middleware(source) for source in sources]
     options, settings = resolve(options_type, store_type.name, [own for own, _ in split], environ)
-    layers, layer_settings = resolve(MiddlewareOptions, _MIDDLEWARE, [of_layers for _, of_layers in split], environ)
+    of_layers = [source for _, source in split]
+    of_layers.append(_layers_of_environment(store_type.name, of_layers, environ))
+    layers, layer_settings = resolve(MiddlewareOptions, _MIDDLEWARE, of_layers, {} if nested else environ)
     settings += [Setting(f"{_MIDDLEWARE}.{s.name}", s.value, s.source) for s in layer_settings if s.source != "default"]
     return ResolvedStore(store_type.name, store_type, options, layers, tuple(settings))
+
+
+def _refuse_unknown_variables(store_type: type[ObjectStore], environ: Mapping[str, str] | None) -> None:
+    """Raise where the environment names an option that the backend, or the layers, do not have."""
+    others = list(known_backends())
+    layers = [field.name for field in fields(MiddlewareOptions)]
+    own = [field.name for field in fields(store_type.options_type)]
+    own += [_MIDDLEWARE, *(f"{_MIDDLEWARE}_{name}" for name in layers)]
+    refuse_unknown_variables(store_type.name, own, others, environ)
+    refuse_unknown_variables(_MIDDLEWARE, layers, others, environ)
+
+
+def _layers_of_environment(
+    backend: str, given: Sequence[Mapping[str, Setting]], environ: Mapping[str, str] | None
+) -> dict[str, Setting]:
+    """Return the options of the layers around this *backend* that the environment has and *given* lacks."""
+    found: dict[str, Setting] = {}
+    if (whole := from_environment(backend, _MIDDLEWARE, environ)) is not None:
+        found = load_extra_config(str(whole.value), whole.source)
+    for field in fields(MiddlewareOptions):
+        if (one := from_environment(backend, f"{_MIDDLEWARE}_{field.name}", environ)) is not None:
+            found[field.name] = Setting(field.name, one.value, one.source)
+    return {name: setting for name, setting in found.items() if not any(name in source for source in given)}
 
 
 def known_backends() -> dict[str, EntryPoint]:
@@ -108,20 +152,16 @@ def known_backends() -> dict[str, EntryPoint]:
     return found
 
 
-def _looking_only(options: object) -> object:
-    """Return *options* with ``create`` off, or as they are if they have no such option."""
+def _with(options: object, changes: Mapping[str, tuple[object, object]]) -> object:
+    """Return *options* with other values for those fields that it has.
+
+    Args:
+        changes: by the field's name, its default, by which it is known to be the option meant, and the value.
+    """
     if not is_dataclass(options) or isinstance(options, type):
         return options
-    has_create = any(field.name == "create" and field.default is True for field in fields(options))
-    return replace(options, create=False) if has_create else options
-
-
-def _without_capacity(options: object) -> object:
-    """Return *options* without a capacity, or as they are if they have no such option."""
-    if not is_dataclass(options) or isinstance(options, type):
-        return options
-    has_capacity = any(field.name == "capacity_nbytes" and field.default is None for field in fields(options))
-    return replace(options, capacity_nbytes=None) if has_capacity else options
+    known = {field.name for field in fields(options) if field.default is changes.get(field.name, (MISSING,))[0]}
+    return replace(options, **{name: value for name, (_, value) in changes.items() if name in known})
 
 
 def _split_middleware(source: Mapping[str, Setting]) -> tuple[dict[str, Setting], dict[str, Setting]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache_storage.cli.main import build_parser
+from hicache_storage.cli.program import build_parser
 from tests.architecture.source import ROOT
 from tests.tools import option_tables
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from hicache_storage.config import Secret, check_fields, option, parse_nbytes, parse_seconds, whole_number
 from hicache_storage.errors import ConfigError
+from hicache_storage.secret_url import SecretUrl, parse_secret_url
 
 _MAX_IO_THREADS = 256
 _MIN_CHUNK_NBYTES = 1024
@@ -77,10 +78,10 @@ class RedisOptions:
     """Options of `RedisStore`."""
 
     url: Secret = option(
-        Secret("redis://127.0.0.1:6379"),
+        SecretUrl("redis://127.0.0.1:6379"),
         doc="redis://[user:password@]host[:port][/db], rediss:// for TLS, or unix:///path/to/socket; "
         "for a sentinel or cluster deployment any one of its sentinels or nodes",
-        parse=parse_secret,
+        parse=parse_secret_url,
         env=("REDIS_URL", "VALKEY_URL"),
     )
     mode: Literal["standalone", "sentinel", "cluster"] = option(

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from hicache_storage.config import Secret, check_fields, option, parse_nbytes, parse_seconds, whole_number
 from hicache_storage.errors import ConfigError
+from hicache_storage.secret_url import parse_secret_url
 
 _MAX_IO_THREADS = 256
 _MIN_PART_NBYTES = 5 << 20
@@ -56,7 +57,9 @@ _parse_checksums = one_of("when_required", "when_supported")
 class S3Options:
     """Options of `S3Store`. Whatever is not given here comes from the SDK's usual chain and files."""
 
-    url: Secret | None = option(None, doc="s3://bucket/prefix, in place of the options bucket and prefix")
+    url: Secret | None = option(
+        None, doc="s3://bucket/prefix, in place of the options bucket and prefix", parse=parse_secret_url
+    )
     bucket: str = option("", doc="name of the bucket", aliases=("bucket_name", "s3_bucket"))
     prefix: str = option("", doc="what stands before every object's name, such as team/kv")
     endpoint_url: str | None = option(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from hicache_storage.config import option, parse_nbytes
+from hicache_storage.config import option, parse_nbytes, whole_number
 from hicache_storage.errors import ConfigError
 from hicache_storage.store import ObjectStore
 
@@ -67,13 +66,6 @@ def _tier(number: int, item: object) -> Tier:
     return TierSpec(target, {str(name): setting for name, setting in item.items() if name != "backend"})
 
 
-def _parse_count(value: object, *, most: int) -> int:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-        raise ValueError(f"expected a whole number from 1 to {most}")
-    return number
-
-
 def _parse_s(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected seconds")  # noqa: TRY004 - config.resolve turns ValueError into ConfigError
@@ -101,13 +93,17 @@ class TieredOptions:
         doc="which stores a write waits for: all, the first that takes it, or that one with copies to those below "
         "made in the background",
     )
-    background_jobs: int = option(
-        4096, doc="copies that may wait; more are dropped", parse=partial(_parse_count, most=1 << 20)
-    )
-    background_threads: int = option(
-        2, doc="threads that copy; each holds one object", parse=partial(_parse_count, most=64)
-    )
+    background_jobs: int = option(4096, doc="copies that may wait; more are dropped", parse=whole_number(1, 1 << 20))
+    background_threads: int = option(2, doc="threads that copy; each holds one object", parse=whole_number(1, 64))
     drain_s: float = option(10.0, doc="seconds that close and delete wait for copies under way", parse=_parse_s)
+    create: bool = option(
+        True,  # noqa: FBT003 - a default
+        doc="make the stores that are missing; false = only look: each must be there, and nothing is copied upwards",
+    )
+    evict: bool = option(
+        True,  # noqa: FBT003 - a default
+        doc="keep the capacities of the stores; false = open them without, so that nothing makes room for what is written",
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -70,7 +70,8 @@ class TieredStore(ObjectStore):
     def __init__(self, options: TieredOptions) -> None:
         self.counters = Counters()
         self._options = options
-        self._tiers = _opened(parse_stores(options.stores))
+        self._promotes = options.create and options.promote != "none"
+        self._tiers = _opened(options)
         self._closed = False
         self._warnings = RareWarnings(_log)
         self._copies = Copies()
@@ -99,7 +100,7 @@ class TieredStore(ObjectStore):
 
         answers = self._fall_through("read", len(requests), read)
         self._note_copies(requests, answers)
-        if self._options.promote != "none":
+        if self._promotes:
             for index, said in enumerate(answers):
                 if len(said) > 1 and said[-1]:
                     self._promote(requests[index], said)
@@ -293,13 +294,16 @@ class TieredStore(ObjectStore):
             raise StoreUnavailable("the store is closed", backend=self.name, op=op, key=key)
 
 
-def _opened(stores: Sequence[Tier]) -> list[ObjectStore]:
+def _opened(options: TieredOptions) -> list[ObjectStore]:
     """Return every store open. All options are worked out before anything is opened."""
-    resolved = [_resolved(number, tier) for number, tier in enumerate(stores)]
+    resolved = [_resolved(number, tier) for number, tier in enumerate(parse_stores(options.stores))]
     with ExitStack() as opened:
         tiers: list[ObjectStore] = []
         for tier in resolved:
-            tiers.append(tier.open() if isinstance(tier, ResolvedStore) else tier)
+            if isinstance(tier, ResolvedStore):
+                tiers.append(tier.open(looking=not options.create, evicting=options.evict))
+            else:
+                tiers.append(tier)
             opened.callback(tiers[-1].close)
         opened.pop_all()
     return tiers
@@ -308,7 +312,7 @@ def _opened(stores: Sequence[Tier]) -> list[ObjectStore]:
 def _resolved(number: int, tier: Tier) -> ResolvedStore | ObjectStore:
     if isinstance(tier, ObjectStore):
         return tier
-    return resolve_store(tier.target, from_mapping(tier.options, f"tiered option stores[{number}]"))
+    return resolve_store(tier.target, from_mapping(tier.options, f"tiered option stores[{number}]"), nested=True)
 
 
 def _raise_or_return(outcome: Outcome) -> Status:

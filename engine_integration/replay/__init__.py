@@ -1,5 +1,6 @@
 """A trace of requests through real tiers without a model: what each tier would have had of it. Torch-free."""
 
+from hicache_storage.engine_integration.replay.line import TraceLine
 from hicache_storage.engine_integration.replay.options import KEY_SCHEMES, KeyScheme, ReplayOptions
 from hicache_storage.engine_integration.replay.report import InstanceReport, Moved, Report, Served
 from hicache_storage.engine_integration.replay.simulation import Replay
@@ -17,6 +18,7 @@ __all__ = [
     "Served",
     "TierSize",
     "Trace",
+    "TraceLine",
     "TraceRequest",
     "TraceSummary",
 ]

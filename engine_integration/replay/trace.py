@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from hicache_storage.engine_integration.replay.line import TraceLine
 from hicache_storage.errors import ConfigError, LayoutError
 from hicache_storage.layout import pack_tokens, request_seed
 
@@ -35,11 +36,13 @@ class TraceRequest:
         tokens: its prompt, of type code ``I``.
         arrival_s: when it came in, in seconds since the trace began.
         seed: `layout.request_seed` of what keeps it apart from others.
+        line: everything that the trace has of it.
     """
 
     tokens: TokenArray
     arrival_s: float = 0.0
     seed: str | None = None
+    line: TraceLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +58,6 @@ class TraceSummary:
     num_tokens: int
     longest: int
     block_tokens: int | None
-
-
-class _Line(msgspec.Struct):
-    """What is read of one line: `hash_ids` with `input_length`, or `token_ids`, and its scope."""
-
-    timestamp: float = 0.0
-    input_length: int | None = None
-    hash_ids: list[int] | None = None
-    token_ids: list[int] | None = None
-    lora_id: str | None = None
-    cache_salt: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids or ()) if self.input_length is None else self.input_length
 
 
 class Trace:
@@ -96,7 +84,7 @@ class Trace:
             with _named(self.path, number):
                 tokens = _unpacked(blocks.prompt(line))
                 seed = request_seed(lora_id=line.lora_id, cache_salt=line.cache_salt)
-            yield TraceRequest(tokens, line.timestamp / _MS_PER_S, seed)
+            yield TraceRequest(tokens, (line.timestamp or 0.0) / _MS_PER_S, seed, line)
 
     def _summarised(self) -> TraceSummary:
         count = total = longest = 0
@@ -112,8 +100,8 @@ class Trace:
             raise ConfigError(f"{self.path} has lines with hash_ids and lines with token_ids: the two share nothing")
         return TraceSummary(count, total, longest, BLOCK_TOKENS if kinds.pop() else None)
 
-    def _lines(self) -> Iterator[tuple[int, _Line]]:
-        decoder = msgspec.json.Decoder(_Line)
+    def _lines(self) -> Iterator[tuple[int, TraceLine]]:
+        decoder = msgspec.json.Decoder(TraceLine)
         try:
             with self.path.open("rb") as file:
                 for number, text in islice(enumerate(file, 1), self._most_requests):
@@ -132,7 +120,7 @@ class _Blocks:
         self._numbers: dict[int, int] = {}
         self._count = 0
 
-    def prompt(self, line: _Line) -> bytes:
+    def prompt(self, line: TraceLine) -> bytes:
         """Return the packed prompt of *line*."""
         if line.token_ids is not None:
             return pack_tokens(line.token_ids)
@@ -170,7 +158,7 @@ class _named:  # noqa: N801 - a context manager, cheaper than a generator: it is
             raise ConfigError(f"{self._path}, line {self._number}: {error}") from error
 
 
-def _check(line: _Line) -> None:
+def _check(line: TraceLine) -> None:
     if (line.hash_ids is None) == (line.token_ids is None):
         raise ConfigError("expected either hash_ids with input_length, or token_ids")
     if line.token_ids is not None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def progress(items: Iterable[T], *, total: int | None, label: str) -> Iterator[T]:
+def progress(items: Iterable[T], *, total: int | None, label: str) -> Generator[T, None, None]:
     """Yield *items* and show on stderr how many are done; silent where stderr is no terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield from items

@@ -9,13 +9,16 @@ From the caller inwards, and why in this order:
     deadline       bounds all attempts together
     retry          repeats what may work later
     guard          bounds one attempt on a store that cannot bound itself
-    encryption     next to the store: every layer above works on plain sizes
+    encryption     every layer above works on plain sizes
+    faults         in the store's place: every layer above has to cope
 """
 
 from hicache_storage.middleware.breaker import BreakerLayer
 from hicache_storage.middleware.budget import Budget
 from hicache_storage.middleware.deadline import DeadlineLayer, GuardLayer
 from hicache_storage.middleware.encryption import EncryptionLayer
+from hicache_storage.middleware.fault_plan import FaultOptions
+from hicache_storage.middleware.faults import FaultLayer
 from hicache_storage.middleware.layer import Layer
 from hicache_storage.middleware.limit import ReadBudgetLayer, WriteBudgetLayer
 from hicache_storage.middleware.metrics import MetricsLayer, StoreMetrics
@@ -27,6 +30,8 @@ __all__ = [
     "Budget",
     "DeadlineLayer",
     "EncryptionLayer",
+    "FaultLayer",
+    "FaultOptions",
     "GuardLayer",
     "Layer",
     "MetricsLayer",

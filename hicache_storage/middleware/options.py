@@ -6,11 +6,13 @@ import binascii
 from dataclasses import dataclass
 from pathlib import Path
 
-from hicache_storage.config import option, parse_nbytes
+from hicache_storage.config import option, parse_nbytes, rank_name
 from hicache_storage.errors import ConfigError
 from hicache_storage.middleware.breaker import BreakerLayer
 from hicache_storage.middleware.deadline import DeadlineLayer, GuardLayer
 from hicache_storage.middleware.encryption import EncryptionLayer
+from hicache_storage.middleware.fault_plan import FaultOptions, parse_faults
+from hicache_storage.middleware.faults import with_faults
 from hicache_storage.middleware.limit import ReadBudgetLayer, WriteBudgetLayer
 from hicache_storage.middleware.metrics import MetricsLayer
 from hicache_storage.middleware.retry import RetryLayer
@@ -40,6 +42,11 @@ class MiddlewareOptions:
     encryption_key_file: Path | None = option(
         None, doc="file with an AES key of 16, 24 or 32 bytes in hex; objects are encrypted with AES-GCM"
     )
+    faults: FaultOptions | None = option(
+        None,
+        doc="faults to inject into a share of the requests, for trying what a deployment bears",
+        parse=parse_faults,
+    )
 
     def __post_init__(self) -> None:
         for name in ("write_budget_nbytes", "read_budget_nbytes", "breaker_failures", "retry_attempts"):
@@ -58,6 +65,8 @@ def wrap(store: ObjectStore, options: MiddlewareOptions) -> ObjectStore:
     Raises:
         ConfigError: the key file cannot be used.
     """
+    if options.faults is not None:
+        store = with_faults(store, options.faults, rank_name())
     if options.encryption_key_file is not None:
         store = EncryptionLayer(store, _read_key(options.encryption_key_file))
     if options.deadline_s is not None and not store.capabilities.keeps_deadline:

@@ -49,6 +49,7 @@ def test_all_extra_holds_what_the_others_hold() -> None:
 
 
 def test_public_names_are_exactly_what_is_exported() -> None:
+    assert callable(hicache_storage.open_store)  # is there once somebody has asked for it
     visible = {
         name
         for name, value in vars(hicache_storage).items()

@@ -31,10 +31,10 @@ BREAKAGES = {
     "read:corrupt:16": (4, "ranged read"),
     "list:raise": (3, "list"),
     "list:miss": (3, "list"),
-    "delete:raise:9": (3, "delete"),
-    "delete:miss:9": (3, "delete"),
+    "delete:raise:8": (3, "delete"),
+    "delete:miss:8": (3, "delete"),
 }
-"""Fault -> exit status and the check that finds it. The eight rounds of a check come first."""
+"""Fault -> exit status and the check that finds it. Between the eight rounds of the first check there are seven deletes."""
 
 
 def checks(document: dict[str, object]) -> dict[str, bool]:
@@ -190,6 +190,27 @@ def test_a_broken_store_fails_at_the_check_that_finds_it(
         assert failed.startswith(f"{culprit}  ")
 
 
+@pytest.mark.parametrize(
+    ("script", "op"), [("write:raise,delete:raise", "write"), ("read:raise", "read"), ("delete:raise", "delete")]
+)
+def test_a_failed_check_names_the_operation_that_failed(
+    hicache: Hicache, scripted: Callable[[str], list[str]], script: str, op: str
+) -> None:
+    ended = hicache("doctor", *scripted(script))
+
+    (failed,) = [line for line in ended.out.splitlines() if "FAILED" in line]
+    assert failed.startswith(f"{op}  ")
+    assert f"op={op} " in failed
+
+
+def test_a_store_that_forbids_deleting_fails_at_delete_alone(
+    hicache: Hicache, scripted: Callable[[str], list[str]]
+) -> None:
+    ended = hicache("doctor", *scripted("delete:raise"), "--json")
+
+    assert checks(ended.json()) == dict.fromkeys(CHECKS[:-1], True) | {"delete": False}
+
+
 @pytest.mark.parametrize("script", ["", *BREAKAGES])
 def test_nothing_is_left_behind_whatever_fails(
     hicache: Hicache, deployment: Deployment, scripted: Callable[[str], list[str]], script: str
@@ -244,4 +265,14 @@ def test_a_capacity_below_what_is_there_costs_no_object(hicache: Hicache, deploy
 
     assert ended.status == 0
     assert option(ended.json(), "capacity_nbytes")["value"] == 4096
+    assert deployment.files() == before
+
+
+def test_a_capacity_of_a_tier_costs_no_object_either(hicache: Hicache, deployment: Deployment) -> None:
+    before = deployment.files()
+    stores = json.dumps({"stores": [f"{deployment.url}?capacity_nbytes=4096"]})
+
+    ended = hicache("doctor", "--store", "tiered", "--hicache-storage-backend-extra-config", stores, "--json")
+
+    assert ended.status == 0
     assert deployment.files() == before

@@ -89,7 +89,10 @@ def test_valkey_is_healthy(hicache: Hicache, valkey: RedisService) -> None:
 def test_s3_is_healthy(hicache: Hicache, s3: S3Service, tls: bool) -> None:
     place = s3_place(s3, tls=tls)
 
-    assert_healthy(hicache("doctor", *place.flags(), "--json"), place)
+    ended = hicache("doctor", *place.flags(), "--json")
+
+    assert_healthy(ended, place)
+    assert ended.json()["options"]["url"]["value"] == f"s3://{BUCKET}/doctor"  # type: ignore[index]
     assert "Contents" not in s3.client.list_objects_v2(Bucket=BUCKET, Prefix="doctor/")
 
 
@@ -111,6 +114,7 @@ def test_a_password_is_never_shown(hicache: Hicache, where: str, as_json: tuple[
 
     assert ended.status == 0
     assert PASSWORD not in ended.out + ended.err
+    assert (f"redis://:***@127.0.0.1:{server.port}" if where == "url" else server.url) in ended.out
 
 
 @pytest.mark.parametrize("as_json", [(), ("--json",)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from hicache_storage import open_store
 from tests.cli.deployment import Deployment
 from tests.cli.running import Hicache
 
@@ -31,6 +33,33 @@ def test_looking_at_a_store_that_is_not_there_makes_none(
     assert ended.err.startswith("hicache: StoreUnavailable: ")
     assert f"{tmp_path}/mistyped/kv" in ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("looking", LOOKING.values(), ids=LOOKING)
+def test_looking_at_tiers_of_which_one_is_not_there_makes_none(
+    hicache: Hicache, deployment: Deployment, tmp_path: Path, looking: list[str]
+) -> None:
+    stores = json.dumps({"stores": [f"file://{tmp_path}/mistyped/kv", deployment.url]})
+
+    ended = hicache(*looking, "--store", "tiered", "--hicache-storage-backend-extra-config", stores)
+
+    assert (ended.status, ended.out) == (3, "")
+    assert f"{tmp_path}/mistyped/kv" in ended.err
+    assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.parametrize("looking", LOOKING.values(), ids=LOOKING)
+def test_looking_at_tiers_promotes_nothing(
+    hicache: Hicache, deployment: Deployment, tmp_path: Path, looking: list[str]
+) -> None:
+    open_store("file", {"path": str(tmp_path / "upper")}).close()
+    before = snapshot(tmp_path / "upper"), snapshot(deployment.root)
+    stores = json.dumps({"stores": [f"file://{tmp_path}/upper", deployment.url]})
+
+    ended = hicache(*looking, "--store", "tiered", "--hicache-storage-backend-extra-config", stores)
+
+    assert ended.err == "" or ended.status == 1
+    assert (snapshot(tmp_path / "upper"), snapshot(deployment.root)) == before
 
 
 @pytest.mark.parametrize("looking", LOOKING.values(), ids=LOOKING)

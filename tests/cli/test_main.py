@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.cli import exit_codes
-from hicache_storage.cli.main import build_parser
+from hicache_storage.cli.program import build_parser
 from hicache_storage.errors import (
     AccessDenied,
     ConfigError,
@@ -311,6 +311,50 @@ def test_ctrl_c_is_status_130_without_a_traceback(deployment: Deployment) -> Non
             process.kill()
 
     assert (process.returncode, out, err) == (130, "", "hicache: interrupted\n")
+
+
+def test_ctrl_c_before_anything_has_begun_ends_without_a_word() -> None:
+    """The signal arrives while the command line's own modules are loaded."""
+    program = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hicache_storage.cli.plan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from hicache_storage.cli.main import main
+sys.exit(main(["plan", "--help"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    """As below nohup."""
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from hicache_storage.cli.main import main
+main(["plan", "--layers", "2", "--kv-heads", "2", "--fleet", "tp1"])
+sys.exit(0 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else 1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_command_line_starts_before_it_loads_anything() -> None:
+    program = (
+        "import sys; import hicache_storage.cli.main; print(*sorted(n for n in sys.modules if n.startswith('hicache')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    light = {"hicache_storage", "hicache_storage.errors", "hicache_storage.store", "hicache_storage.types"}
+    assert set(ended.stdout.split()) == light | {"hicache_storage.cli", "hicache_storage.cli.main"}
 
 
 def test_a_bug_is_not_dressed_up(

@@ -13,6 +13,7 @@ import pytest
 
 from hicache_storage.config import Secret, from_mapping, option, resolve
 from hicache_storage.errors import ConfigError
+from hicache_storage.secret_url import SecretUrl, parse_secret_url
 
 VALUE = "open sesame"
 
@@ -21,6 +22,7 @@ VALUE = "open sesame"
 class Options:
     password: Secret = option(doc="password of the store", env=("STORE_PASSWORD",))
     token: Secret | None = option(None, doc="session token")
+    url: Secret | None = option(None, doc="address of the store", parse=parse_secret_url)
 
 
 def refusal(*sources: dict[str, object], environ: dict[str, str] | None = None) -> str:
@@ -101,3 +103,38 @@ def test_no_error_message_shows_the_value() -> None:
     assert VALUE not in refusal({"pasword": VALUE})
     contradiction = refusal({"password": VALUE}, {"password": "another"})
     assert "given twice: '***' in options and '***' in options" in contradiction
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/team/kv", "s3://bucket/team/kv"),
+        ("redis://127.0.0.1:6379/2", "redis://127.0.0.1:6379/2"),
+        ("redis://[::1]:6379", "redis://[::1]:6379"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        (f"redis://kv:{VALUE}@host:6379/0", "redis://kv:***@host:6379/0"),
+        (f"redis://:{VALUE}@host", "redis://:***@host"),
+        (f"redis://{VALUE}@host", "redis://***@host"),
+        (f"redis://host?password={VALUE}", "redis://host?***"),
+        (f"redis://:{VALUE}/@host", "***"),
+        (f"redis://:{VALUE}#@host", "***"),
+        (f"redis://:{VALUE}?@host", "***"),
+        (f"redis://:x@{VALUE}@host", "***"),
+        (f"redis://:{VALUE}", "***"),
+        (f"redis://host:{VALUE}", "***"),
+        (f"redis://[{VALUE}", "***"),
+        (VALUE, "***"),
+        ("", "***"),
+    ],
+)
+def test_a_url_shows_where_it_leads_and_no_secret(url: str, shown: str) -> None:
+    assert [str(SecretUrl(url)), f"{SecretUrl(url)}", repr(SecretUrl(url))] == [shown, shown, repr(shown)]
+    assert VALUE not in repr([SecretUrl(url)])
+    assert SecretUrl(url).reveal() == url
+
+
+def test_a_wrong_url_is_not_shown() -> None:
+    message = refusal({"password": "", "url": [f"redis://:{VALUE}@host"]})
+
+    assert "url = '***' from options: expected text (address of the store)" in message
+    assert VALUE not in message

@@ -91,6 +91,22 @@ def test_a_snapshot_is_the_callers() -> None:
     assert counters["a"] == 1
 
 
+def test_times_are_counted_by_the_bound_they_keep_and_summed_up() -> None:
+    counters = Counters()
+
+    for elapsed_s in (0.0, 0.001, 0.0011, 0.5, 31.0):
+        counters.observe("call", elapsed_s)
+
+    assert counters.times() == {
+        "times.call.1": 2,
+        "times.call.5": 1,
+        "times.call.500": 1,
+        "times.call.more": 1,
+        "times.call.us": 31_502_100,
+    }
+    assert counters.snapshot() == {}
+
+
 def test_names_of_counters_are_distinct() -> None:
     names = [value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)]
 

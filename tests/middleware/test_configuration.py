@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 
 from hicache_storage import open_store
-from hicache_storage.config import from_mapping
+from hicache_storage.config import from_mapping, refuse_unknown_variables
 from hicache_storage.errors import ConfigError, StoreUnavailable
-from hicache_storage.middleware import Layer, MetricsLayer, MiddlewareOptions, wrap
+from hicache_storage.middleware import FaultOptions, Layer, MetricsLayer, MiddlewareOptions, wrap
 from hicache_storage.registry import resolve_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.contract import StoreContract
@@ -59,6 +59,7 @@ class TestStoreWithEveryLayer(StoreContract):
                 deadline_s=60.0,
                 retry_attempts=2,
                 retry_base_s=0.001,
+                faults=FaultOptions(),
             ),
         )
 
@@ -86,10 +87,11 @@ def innermost(store: ObjectStore) -> ObjectStore:
 def test_layers_stand_in_the_documented_order(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("00" * 32)
-    options = {"path": str(tmp_path / "store"), "middleware": EVERYTHING | {"encryption_key_file": str(key_file)}}
+    middleware = EVERYTHING | {"encryption_key_file": str(key_file), "faults": {"seed": 1}}
+    options = {"path": str(tmp_path / "store"), "middleware": middleware}
 
     with open_store("file", options) as store:
-        assert layers_of(store) == [*ORDER, "GuardLayer", "EncryptionLayer"]
+        assert layers_of(store) == [*ORDER, "GuardLayer", "EncryptionLayer", "FaultLayer"]
 
 
 def test_nothing_is_wrapped_that_nobody_asked_for() -> None:
@@ -109,6 +111,67 @@ def test_layers_come_from_a_url_an_object_and_the_environment() -> None:
         "middleware.retry_attempts": "extra config",
         "middleware.breaker_failures": "environment variable HICACHE_MIDDLEWARE_BREAKER_FAILURES",
     }
+
+
+def test_layers_of_one_backend_come_from_its_own_variables() -> None:
+    environ = {
+        "HICACHE_MEMORY_MIDDLEWARE": '{"retry_attempts": 2, "metrics": true}',
+        "HICACHE_MEMORY_MIDDLEWARE_METRICS": "false",
+        "HICACHE_MIDDLEWARE_RETRY_ATTEMPTS": "5",
+        "HICACHE_MIDDLEWARE_BREAKER_FAILURES": "4",
+    }
+
+    resolved = resolve_store("memory", from_mapping({"middleware.breaker_failures": 7}, "extra config"), environ)
+
+    assert resolved.middleware == MiddlewareOptions(retry_attempts=2, metrics=False, breaker_failures=7)
+    sources = {setting.name: setting.source for setting in resolved.settings if "middleware" in setting.name}
+    assert sources == {
+        "middleware.metrics": "environment variable HICACHE_MEMORY_MIDDLEWARE_METRICS",
+        "middleware.retry_attempts": "environment variable HICACHE_MEMORY_MIDDLEWARE",
+        "middleware.breaker_failures": "extra config",
+    }
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("HICACHE_FILE_IO_THREAD", "file has no option 'io_thread' .*HICACHE_FILE_IO_THREAD.*did you mean io_threads"),
+        ("HICACHE_FILE_MIDDLEWARE_METRIC", "did you mean middleware_metrics"),
+        ("HICACHE_FILE_MIDDLEWARE", "HICACHE_FILE_MIDDLEWARE is not valid JSON"),
+        ("HICACHE_MIDDLEWARE_RETRY_ATEMPTS", "did you mean retry_attempts"),
+        ("HICACHE_MIDDLEWARE", "middleware has no option '' .*HICACHE_MIDDLEWARE"),
+        ("HICACHE_FILE", "file has no option '' .*HICACHE_FILE"),
+    ],
+)
+def test_a_variable_that_means_nothing_is_refused(variable: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_store("file", {}, {variable: "1 or so"})
+
+
+@pytest.mark.parametrize(
+    "variable", ["HICACHE_REDIS_URLS", "HICACHE_FILES", "HICACHE_STORAGE_BACKEND", "HICACHE_REQUIRE", "HICACHE_RANK"]
+)
+def test_variables_of_others_are_no_concern_of_a_store(variable: str) -> None:
+    resolve_store("file", {}, {variable: "x", "HICACHE_FILE_IO_THREAD": ""})
+
+
+def test_a_variable_of_a_backend_with_a_longer_name_is_its_own() -> None:
+    with pytest.raises(ConfigError):
+        refuse_unknown_variables("file", ["path"], [], {"HICACHE_FILE_FAST_PATH": "/x"})
+
+    refuse_unknown_variables("file", ["path"], ["file", "file-fast"], {"HICACHE_FILE_FAST_PATH": "/x"})
+
+
+def test_layers_around_any_store_are_around_the_outermost_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HICACHE_MIDDLEWARE_METRICS", "true")
+    monkeypatch.setenv("HICACHE_FILE_MIDDLEWARE_RETRY_ATTEMPTS", "2")
+
+    with open_store("tiered", {"stores": [f"file://{tmp_path}"]}) as store:
+        assert layers_of(store) == ["MetricsLayer"]
+        tiers = getattr(innermost(store), "_tiers")  # noqa: B009 - of a type that this test need not know
+        assert [layers_of(tier) for tier in tiers] == [["RetryLayer"]]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +231,7 @@ def test_metrics_count_every_request_of_a_batch_that_raises(error: Exception) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics", "write_budget_nbytes", "read_budget_nbytes", "retry_attempts", "encryption"]
+    "name", ["metrics", "write_budget_nbytes", "read_budget_nbytes", "retry_attempts", "encryption", "faults"]
 )
 def test_requests_are_built_once_through_every_layer(name: str, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
@@ -180,6 +243,7 @@ def test_requests_are_built_once_through_every_layer(name: str, tmp_path: Path) 
         "read_budget_nbytes": MiddlewareOptions(read_budget_nbytes=4),
         "retry_attempts": MiddlewareOptions(retry_attempts=2, retry_base_s=1e-6),
         "encryption": MiddlewareOptions(encryption_key_file=key_file),
+        "faults": MiddlewareOptions(faults=FaultOptions(error_rate=0.5)),
     }
     store = wrap(store, options[name])
     built: Counting[ObjectWrite] = Counting([ObjectWrite(key, [b"123"]) for key in "abc"])

@@ -9,10 +9,16 @@ from pathlib import Path
 
 from hicache_storage.backends.file.options import FileOptions
 from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.middleware.fault_plan import FaultOptions
 from hicache_storage.middleware.options import MiddlewareOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-TABLES: dict[str, type] = {"file": FileOptions, "middleware": MiddlewareOptions, "tiers": TierOptions}
+TABLES: dict[str, type] = {
+    "file": FileOptions,
+    "middleware": MiddlewareOptions,
+    "faults": FaultOptions,
+    "tiers": TierOptions,
+}
 _MARKED = re.compile(r"(<!-- options:(\w+) -->\n).*?(<!-- /options -->)", re.DOTALL)
 
 

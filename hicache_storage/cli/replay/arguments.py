@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from hicache_storage.cli.options import add_json_argument, add_option_flag, add_store_arguments
+from hicache_storage.cli.replay import server
 from hicache_storage.config import from_mapping, resolve
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.replay import KEY_SCHEMES, ReplayOptions, TierSize
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests as JSON lines, see docs/replay.md (default: a slice of Mooncake's conversation trace)",
     )
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N")
+    server.add_arguments(parser)
     add_json_argument(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the hit rate by tier (needs matplotlib)")
     parser.add_argument(
@@ -60,9 +62,8 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--concurrency",
         type=int,
-        default=1,
         metavar="N",
-        help="requests that each instance has at a time (default: one after another)",
+        help="requests that each instance has at a time (default: one after another; without limit with --url)",
     )
     for tier, what in {
         "device": "each instance's device memory, over its ranks",
@@ -127,16 +128,20 @@ def replay_options(args: argparse.Namespace) -> ReplayOptions:
         store=store,
         key_scheme=args.hicache_storage_key_scheme,
         store_tokens_per_s=args.store_tokens_per_s,
-        concurrency=args.concurrency,
+        concurrency=args.concurrency or 1,
         check_every=args.check_every,
     )
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` where a number is too small."""
     for name, least in {"requests": 1, "instances": 1, "concurrency": 1, "check_every": 0, "page_size": 1}.items():
         value = getattr(args, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
+
+
+def _check(args: argparse.Namespace) -> None:
     if args.store_tokens_per_s is not None and not 0 < args.store_tokens_per_s < float("inf"):
         raise ConfigError(f"--store-tokens-per-s {args.store_tokens_per_s}: expected a number above 0")
     named_store = args.hicache_storage_backend or args.hicache_storage_backend_extra_config

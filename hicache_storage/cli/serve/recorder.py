@@ -17,29 +17,12 @@ from aiofiles.threadpool.binary import AsyncBufferedIOBase
 from prometheus_client import Counter
 
 from hicache_storage.engine_integration.reference_engine.messages import Generate
+from hicache_storage.engine_integration.replay.line import TraceLine
 from hicache_storage.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
 _MS_PER_S = 1000
-
-
-class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request.
-
-    Attributes:
-        timestamp: when it came in, in milliseconds since the server began to record.
-        token_ids: its prompt.
-        output_length: tokens of the answer, as many as were generated.
-        lora_id, cache_salt: requests of different ones share no cache; left out where there is none.
-    """
-
-    timestamp: int
-    input_length: int
-    output_length: int
-    token_ids: tuple[int, ...]
-    lora_id: str | None = None
-    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -48,16 +31,24 @@ class Record:
 
     request: Generate
     timestamp_ms: int
-    output_length: int | None = None
+    output: list[int] | None = None
 
     def line(self) -> bytes:
+        request, output = self.request, self.output or []
+        is_sampled = request.temperature > 0
         line = TraceLine(
             timestamp=self.timestamp_ms,
-            input_length=len(self.request.tokens),
-            output_length=self.output_length or 0,
-            token_ids=self.request.tokens,
-            lora_id=self.request.lora_id,
-            cache_salt=self.request.cache_salt,
+            input_length=len(request.tokens),
+            output_length=len(output),
+            token_ids=list(request.tokens),
+            output_ids=output,
+            temperature=request.temperature if is_sampled else None,
+            top_p=request.top_p if is_sampled and request.top_p < 1 else None,
+            seed=request.seed if is_sampled else None,
+            stop_token_ids=list(request.stop_tokens) or None,
+            ignore_eos=request.ignore_eos,
+            lora_id=request.lora_id,
+            cache_salt=request.cache_salt,
         )
         return msgspec.json.encode(line) + b"\n"
 
@@ -79,7 +70,7 @@ class Recorder:
 
     @classmethod
     async def open(cls, path: Path, unrecorded: Counter) -> Recorder:
-        """Return a recorder that writes to *path*, which only its owner may read: prompts are private.
+        """Return a recorder that writes to *path*, which only its owner may read: prompts and answers are private.
 
         Raises:
             ConfigError: it cannot be written, or holds a trace already.
@@ -94,10 +85,10 @@ class Recorder:
         self._open.append(record)
         return record
 
-    def finish(self, record: Record, output_length: int) -> None:
-        """Note the end of a request, after *output_length* tokens."""
-        record.output_length = output_length
-        while self._open and self._open[0].output_length is not None:
+    def finish(self, record: Record, output: list[int]) -> None:
+        """Note the end of a request, with the tokens of its answer as far as it came."""
+        record.output = output
+        while self._open and self._open[0].output is not None:
             self._lines.put_nowait(self._open.popleft().line())
 
     async def close(self) -> None:

@@ -42,22 +42,42 @@ def stop(server: RunningServer) -> None:
 
 
 def test_request_is_one_line_with_its_tokens(recording: RunningServer, trace: Path) -> None:
-    recording.post(COMPLETIONS, prompt="abc", max_tokens=5)
-    recording.post(COMPLETIONS, prompt=[97, EOS], max_tokens=5, lora_id="l", cache_salt="s")
+    recording.post(COMPLETIONS, prompt="abc", max_tokens=5, temperature=0)
+    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "stop_token_ids": [5], "ignore_eos": True}
+    recording.post(COMPLETIONS, prompt=[97, EOS], max_tokens=3, lora_id="l", cache_salt="s", **sampling)
     stop(recording)
 
     first, second = lines(trace)
     times = [cast("int", line.pop("timestamp")) for line in (first, second)]
     assert times[0] <= times[1]
     assert times[0] >= 0
-    assert first == {"input_length": 3, "output_length": 5, "token_ids": [97, 98, 99]}
-    assert second == {
-        "input_length": 2,
-        "output_length": 2,
-        "token_ids": [97, EOS],
-        "lora_id": "l",
-        "cache_salt": "s",
+    assert first == {
+        "input_length": 3,
+        "output_length": 5,
+        "token_ids": [97, 98, 99],
+        "output_ids": [97, 98, 99, 97, 98],
     }
+    assert (
+        second
+        == {
+            "input_length": 2,
+            "output_length": 3,
+            "token_ids": [97, EOS],
+            "output_ids": [97, EOS, 97],
+            "lora_id": "l",
+            "cache_salt": "s",
+        }
+        | sampling
+    )
+
+
+def test_a_seed_that_no_request_named_is_recorded(recording: RunningServer, trace: Path) -> None:
+    recording.post(COMPLETIONS, prompt="abc", max_tokens=1)
+    stop(recording)
+
+    [line] = lines(trace)
+    assert line["temperature"] == 1.0
+    assert isinstance(line["seed"], int)
 
 
 def test_lines_are_in_the_order_of_arrival(recording: RunningServer, trace: Path) -> None:
