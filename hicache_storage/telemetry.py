@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 
 PAGES_HIT = "pages_hit"
@@ -36,6 +37,7 @@ PREFETCH_DECLINED_BUDGET = "prefetch_declined.budget"
 PREFETCH_DECLINED_ROOM = "prefetch_declined.room"
 PREFETCH_DECLINED_SLOW = "prefetch_declined.slower_than_prefill"
 PREFETCH_MISSED = "prefetch_missed"
+PREFETCH_STOPPED = "prefetch_stopped"
 
 READ_FAILED = "read_failed"
 WRITE_FAILED = "write_failed"
@@ -43,17 +45,27 @@ LOOKUP_FAILED = "lookup_failed"
 TOUCH_FAILED = "touch_failed"
 PREFETCH_FAILED = "prefetch_failed"
 WRITEBACK_FAILED = "writeback_failed"
+ADAPTER_FAILED = "adapter_failed"
 """Prefixes of the counters by cause: ``read_failed.CorruptObject``, ``write_failed.StoreFull``, ..."""
+
+STORE_CALL = "store_call"
+"""Prefix of the times of calls to a store, by operation and result: ``store_call.read.done``, ``store_call.read.StoreUnavailable``."""
+
+TIMES = "times"
+"""What `Counters.times` puts in front of every name."""
+
+BOUNDS_MS = (1, 5, 25, 100, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 
 _WARN_EVERY_S = 60.0
 
 
 class Counters:
-    """Thread-safe counts of what happened since the start, by name."""
+    """Thread-safe counts of what happened since the start, and times of how long it took, by name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._times: Counter[str] = Counter()
 
     def add(self, name: str, amount: int = 1) -> None:
         if amount:
@@ -64,6 +76,22 @@ class Counters:
         """Return a copy of all counts that are not zero."""
         with self._lock:
             return {name: count for name, count in self._counts.items() if count}
+
+    def observe(self, name: str, elapsed_s: float) -> None:
+        """Count one *name* that took *elapsed_s*."""
+        bound = bisect_left(BOUNDS_MS, elapsed_s * 1e3)
+        with self._lock:
+            self._times[f"{TIMES}.{name}.{BOUNDS_MS[bound] if bound < len(BOUNDS_MS) else 'more'}"] += 1
+            self._times[f"{TIMES}.{name}.us"] += round(elapsed_s * 1e6)
+
+    def times(self) -> dict[str, int]:
+        """Return how often each *name* took how long: counts, which several ranks' may be added up of.
+
+        ``times.{name}.500`` is how often it took at most 500 ms and more than the bound before, ``times.{name}.more``
+        how often longer than the last of `BOUNDS_MS`, and ``times.{name}.us`` the microseconds in all.
+        """
+        with self._lock:
+            return dict(self._times)
 
     def __getitem__(self, name: str) -> int:
         with self._lock:

@@ -12,18 +12,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from hashlib import blake2b
 from numbers import Integral
 from pathlib import PurePath
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from hicache_storage.engine_integration.consensus.entry import MAX_VALUE_CHARS
 
 _MAX_DEPTH = 8
 _MAX_NODES = 20_000
 _SHORT = 64
-_DIGEST_NBYTES = 8
+_FEW_NUMBERS = 32
 _AS_REPR = frozenset({int, bool, float, type(None)})
 
 
@@ -34,8 +34,8 @@ def canonical(value: object) -> str:
     """
     if type(value) in _AS_REPR:
         return repr(value)
-    if type(value) is str:
-        return _text_of_str(value)
+    if isinstance(value, str | bytes | array | Enum):  # bounded as they are
+        return in_ascii(_text_of_leaf(value) or "")
     return clipped(in_ascii(_Walk().text(value, 0)), MAX_VALUE_CHARS)
 
 
@@ -64,7 +64,8 @@ class _Walk:
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
             return "<more>"
-        text = _text_of_leaf(value)
+        # Most often it is a list; to ask what else it might be takes longer than to list some numbers.
+        text = None if type(value) is list else _text_of_leaf(value)
         return self._text_of_parts(value, depth + 1) if text is None else text
 
     def _text_of_parts(self, value: object, depth: int) -> str:
@@ -93,8 +94,8 @@ def _text_of_leaf(value: object) -> str | None:
             return f"{type(value).__name__}.{value.name}"
         case str():
             return _text_of_str(value)
-        case bytes() | bytearray() | memoryview() | array():
-            return _text_of_bytes(value)
+        case bytes() | array() | bytearray() | memoryview():
+            return _text_of_buffer(value)
         case Integral():  # numpy's and other subclasses
             return repr(int(value))
         case float():
@@ -130,11 +131,15 @@ def _text_of_str(value: str) -> str:
     return f"{value[:_SHORT]!a}... {len(value)} characters, digest {_digest(value.encode('utf-8', 'surrogatepass'))}"
 
 
-def _text_of_bytes(value: bytes | bytearray | memoryview | array[int] | array[float]) -> str:
+def _text_of_buffer(value: bytes | bytearray | memoryview | array[int] | array[float]) -> str:
+    """Return few numbers or bytes as they are. Many are not spelled out: a long prompt has thousands of pages."""
+    if isinstance(value, array):
+        few = len(value) <= _FEW_NUMBERS
+        return f"[{', '.join(map(repr, value))}]" if few else f"<{len(value)} numbers {_digest(value.tobytes())}>"
     data = bytes(value)
     shown = data.hex() if len(data) * 2 <= _SHORT else _digest(data)
-    return f"<{len(data)} bytes {shown}>"
+    return f"<{len(data)} bytes {shown}>" if data else "<0 bytes>"
 
 
 def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=_DIGEST_NBYTES).hexdigest()
+    return xxh3_64_hexdigest(data)

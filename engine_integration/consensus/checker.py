@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -31,6 +31,9 @@ from hicache_storage.errors import RankFailure
 from hicache_storage.layout import Topology
 
 _BATCH = 256
+_PAUSE_S = 0.01
+"""Between two comparisons. Each one is two collectives, whatever its number of entries: the scheduler needs the time."""
+
 _MAX_REPORTS = 8
 _MS_PER_S = 1000
 
@@ -44,6 +47,8 @@ class Checker:
         group: every rank of *topology*, counted stage by stage; for the checker alone. Its deadline is how long a rank
             waits for another one's next entry before that counts as a divergence.
         options: the same on every rank.
+        on_stop: under ``on_divergence=stop``, called once on the checker's thread with what each next recorded call
+            raises: a scheduler that waits for another rank may not come to one.
 
     Attributes:
         divergences: what was found, the first one first. It ends with the first one after which the numbers of the
@@ -53,10 +58,18 @@ class Checker:
         RankFailure: a rank did not come.
     """
 
-    def __init__(self, group: Group, topology: Topology, options: ConsensusOptions) -> None:
+    def __init__(
+        self,
+        group: Group,
+        topology: Topology,
+        options: ConsensusOptions,
+        *,
+        on_stop: Callable[[RankFailure], None] = lambda _: None,
+    ) -> None:
         self.divergences: list[Divergence] = []
         self._group = group
         self._options = options
+        self._on_stop = on_stop
         self._ranks = [Rank(pp_rank, tp_rank) for tp_rank, pp_rank in topology.ranks()]
         agree_same(group, "rank consensus ranks", lambda: len(self._ranks))
         # The first rank's clock gives the run its name on all of them.
@@ -66,7 +79,7 @@ class Checker:
         folder = options.log_folder
         self.log = RankLog(folder, header, options.log_nbytes) if folder is not None else None
         self.recorder = Recorder([self.log.add] if self.log is not None else [])
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self._pending: list[Entry] = []
         self._before: deque[Entry] = deque(maxlen=options.history)
         self._thread = threading.Thread(target=self._run, name="hicache-consensus", daemon=True)
@@ -81,13 +94,29 @@ class Checker:
         with recording(self.recorder):
             yield
 
-    def close(self) -> None:
-        """Compare what is left, then end. Blocks until every rank has closed, or the group's deadline has passed."""
-        if self._is_closed:
+    @property
+    def failure(self) -> RankFailure | None:
+        """What the ranks parted at first, as an error.
+
+        None if they have not, or if a rank was not there any more or has raised: it says itself why.
+        """
+        first = next(iter(self.divergences), None)
+        if first is None or any(entry is None or entry.event in ("raise", "end") for entry in first.entries.values()):
+            return None
+        return first.failure(self._ranks)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Compare what is left, then end. Blocks until every rank has closed, or the group's deadline has passed.
+
+        Args:
+            timeout_s: blocks no longer than this: for a rank that fails while others may wait for it. The rest is
+                compared as long as the process lives.
+        """
+        if self._is_closed.is_set():
             return
-        self._is_closed = True
         self.recorder.record("end")
-        self._thread.join()
+        self._is_closed.set()
+        self._thread.join(timeout_s)
         if self.log is not None:
             self.log.close()
 
@@ -132,6 +161,8 @@ class Checker:
             if entry is None:
                 return False
             self._pending.append(entry)
+        if self.recorder.waiting.qsize() < _BATCH:
+            self._is_closed.wait(_PAUSE_S)
         for _ in range(min(self.recorder.waiting.qsize(), _BATCH - len(self._pending))):
             entry = self.recorder.waiting.get()
             if entry is None:
@@ -146,6 +177,7 @@ class Checker:
         entries = {rank: Entry.unpacked(mine.number, theirs) for rank, theirs in zip(self._ranks, words, strict=True)}
         differs = what_differs(entries.values()) or Differs.RESULTS
         self._tell(Divergence(mine.number, differs, entries, tuple(self._before)))
+        self._before.clear()  # a further one is told with what came in between
         self._before.append(mine)
         return differs is not Differs.ORDER and len(self.divergences) < _MAX_REPORTS
 
@@ -164,5 +196,6 @@ class Checker:
     def _tell(self, divergence: Divergence) -> None:
         self.divergences.append(divergence)
         _log.critical("rank=%s %s", self._ranks[self._group.rank], divergence)
-        if self._options.on_divergence == "stop":
+        if self._options.on_divergence == "stop" and self.recorder.failure is None:
             self.recorder.failure = partial(divergence.failure, self._ranks)
+            self._on_stop(self.recorder.failure())

@@ -18,7 +18,8 @@ class Comparison:
     """Some ranks, and the first entry on which they differ.
 
     Attributes:
-        divergence: None if all that was compared is equal.
+        divergence: None if all that was compared is equal. Nothing is compared behind the first entry on which any
+            two ranks differ: whoever has parted there does other things afterwards.
     """
 
     name: str
@@ -60,7 +61,7 @@ def comparisons(ranks: Sequence[Rank]) -> list[Comparison]:
 
 
 def compare(logs: Mapping[Rank, Iterator[Entry]], *, history: int) -> list[Comparison]:
-    """Return the first difference of each group of ranks.
+    """Return where the ranks first differ, and which groups of them do there; the first group is all ranks.
 
     Entries that a log lacks at its beginning, or between others, are not compared; a log that ends while another
     one goes on differs from it.
@@ -75,7 +76,7 @@ def compare(logs: Mapping[Rank, Iterator[Entry]], *, history: int) -> list[Compa
     for log in sides.values():
         log.skip_to(start)
     before: deque[Entry] = deque(maxlen=history)
-    while any(group.divergence is None for group in groups):
+    while groups[0].divergence is None:
         numbers = [log.head.number for log in sides.values() if log.head is not None]
         if not numbers:
             break
@@ -91,8 +92,6 @@ def _compare_at(
     number: int, groups: Sequence[Comparison], sides: Mapping[Rank, _Log], before: tuple[Entry, ...]
 ) -> None:
     for group in groups:
-        if group.divergence is not None:
-            continue
         heads = {rank: sides[rank].head for rank in group.ranks}
         there = {rank: head for rank, head in heads.items() if head is not None and head.number == number}
         ended: dict[Rank, Entry | None] = {rank: None for rank, head in heads.items() if head is None}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
-from hicache_storage.config import check_fields, option, parse_nbytes, resolve, whole_number
+from hicache_storage.config import check_fields, from_mapping, option, parse_nbytes, resolve, whole_number
+
+Mode: TypeAlias = Literal["off", "report", "stop"]
+"""Whether ranks are compared, and what happens when they have diverged: one value for a flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +39,24 @@ class ConsensusOptions:
         check_fields(self, "rank consensus")
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Return what the environment says.
+    def from_environment(
+        cls, environ: Mapping[str, str] | None = None, *, mode: Mode | None = None, log_folder: str | None = None
+    ) -> Self:
+        """Return what the environment says, and *mode* and *log_folder* where they are given.
 
         Raises:
             ConfigError: a value does not fit.
         """
-        options, _ = resolve(cls, "rank consensus", [], environ)
+        options, _ = resolve(cls, "rank consensus", [from_mapping(_given(mode, log_folder), "the caller")], environ)
         return options
+
+
+def environment_of(mode: Mode | None, log_folder: str | None) -> dict[str, str]:
+    """Return the variables that give *mode* and *log_folder* to processes that are to be started; None adds none."""
+    return {f"HICACHE_RANK_CONSENSUS_{name.upper()}": value for name, value in _given(mode, log_folder).items()}
+
+
+def _given(mode: Mode | None, log_folder: str | None) -> dict[str, str]:
+    values = {"checker": None if mode is None else str(int(mode != "off")), "log_folder": log_folder}
+    values["on_divergence"] = mode if mode in ("report", "stop") else None
+    return {name: value for name, value in values.items() if value is not None}

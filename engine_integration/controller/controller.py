@@ -8,30 +8,33 @@
     commit(request, ...) after a forward pass                   full pages become everybody's
     finish(request, ...) or abort(request)                      once, whatever happened
 
-Ranks that make the same calls in the same order take the same decisions: whatever finishes at different
-times on different ranks is applied by `step`, as far as it has finished on all of them. A call that raises has
-changed nothing but what was evicted for it, unless it says otherwise.
+Ranks that make the same calls in the same order take the same decisions. Whatever finishes at different times on
+different ranks is applied by `step`, as far as the first pipeline stage has seen it finish; clocks are the first stage's.
+Stages make their calls each in its own time: none waits for a later one, except for copies of its own that it cannot
+go on without. A call that raises has changed nothing but what was evicted for it, unless it says otherwise.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 
 from hicache_storage import telemetry
+from hicache_storage.engine_integration.consensus import rank_consensus
 from hicache_storage.engine_integration.controller.books import without
 from hicache_storage.engine_integration.controller.copies import Backups, Loads
 from hicache_storage.engine_integration.controller.device_room import DeviceRoom
 from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.controller.pools import Pools
-from hicache_storage.engine_integration.controller.request import Admission, CachedTokens, Request, RequestFetch
+from hicache_storage.engine_integration.controller.prefixes import Prefixes
+from hicache_storage.engine_integration.controller.request import Admission, Request, RequestFetch
 from hicache_storage.engine_integration.controller.store_link import StoreConnection, StoreLink
 from hicache_storage.engine_integration.controller.write_policy import WritePolicy
 from hicache_storage.engine_integration.options import TierOptions
-from hicache_storage.engine_integration.parallel.agree import Group, SingleRank, agree_all, agree_mins
-from hicache_storage.engine_integration.radix import Key, Match, Node, RadixTree, Tier, check, reusable_pages
-from hicache_storage.errors import InvariantError, TierFull
+from hicache_storage.engine_integration.parallel.ranks import Ranks
+from hicache_storage.engine_integration.radix import Key, Node, RadixTree, Tier, check, reusable_pages
+from hicache_storage.errors import InvariantError
 from hicache_storage.telemetry import Counters
 
 
@@ -41,8 +44,11 @@ class Controller:
     Args:
         page_tokens: tokens of a page.
         pools: the tiers that the engine owns; the controller and whom it gives pages to are their only users.
-        group: the ranks that take the same decisions, for the scheduler's thread alone.
+        ranks: those that take the same decisions. All of them make a controller at the same point of their schedules.
         clock: seconds, monotonic.
+
+    Raises:
+        RankFailure: the tiers of two ranks have room for different numbers of pages.
 
     Attributes:
         tree: what is cached; for reading.
@@ -54,7 +60,7 @@ class Controller:
         pools: Pools,
         *,
         options: TierOptions | None = None,
-        group: Group | None = None,
+        ranks: Ranks | None = None,
         counters: Counters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,21 +69,24 @@ class Controller:
         self.tree = RadixTree(
             page_tokens, eviction=self.options.eviction_policy, host_eviction=self.options.host_eviction_policy
         )
-        self._group = group or SingleRank()
+        self._ranks = ranks = ranks or Ranks()
+        self._sync = ranks.sync
         self._clock = clock
         self._device = pools.device
         self._host = HostRoom(self.tree, pools.host, self.counters)
-        self._backups = Backups(self.tree, self._host, pools.backup, group=self._group, counters=self.counters)
-        self._loads = Loads(self.tree, pools.device, pools.load, group=self._group, counters=self.counters)
+        self._backups = Backups(self.tree, self._host, pools.backup, ranks=ranks, counters=self.counters)
+        self._loads = Loads(self.tree, pools.device, pools.load, ranks=ranks, counters=self.counters)
         self._room = DeviceRoom(self.tree, pools, self._backups, self.options, self.counters)
+        self._prefixes = Prefixes(self.tree, self._room, self._loads, self.options, self.counters)
         self._policy = WritePolicy(self.tree, self._backups, self.options)
         self._link: StoreLink | None = None
         self._requests: dict[str, Request] = {}
-        self._now = 0
         self._host.relief = self._relieve_host
+        self._sync.same("capacity", (page_tokens, pools.device.capacity, pools.host.capacity))
 
     # -- the life of a request -------------------------------------------------------------
 
+    @rank_consensus(same_params="request_id")
     def arrive(self, request_id: str, tokens: Sequence[int], *, seed: str | None = None, priority: int = 0) -> None:
         """Take up a request and begin to fetch what L3 may have of its prompt.
 
@@ -96,9 +105,10 @@ class Controller:
         request = Request(request_id, key, priority)
         self._requests[request_id] = request
         if self._link is not None:
-            match = self.tree.match_and_split(key, self._tick(), is_use=False)
+            match = self.tree.match_and_split(key, self._prefixes.tick(), is_use=False)
             request.fetch = self._link.fetches.begin(key, match)
 
+    @rank_consensus(same_params="request_id", same_results=True)
     def ready(self, request_id: str) -> bool:
         """Return whether the request should start now, by the prefetch policy; its prefetch then stops."""
         request = self._request(request_id)
@@ -107,9 +117,12 @@ class Controller:
             return True
         if self._waits(fetch):
             return False
+        if not fetch.fetch.stopped.is_set():
+            self.counters.add(telemetry.PREFETCH_STOPPED)
         self._link.fetches.stop(fetch)
         return True
 
+    @rank_consensus(same_params="request_id", same_results=("result.cached", "result.pages"))
     def admit(self, request_id: str) -> Admission:
         """Lock the cached prefix of the request and load what of it is on the host alone.
 
@@ -122,11 +135,8 @@ class Controller:
         request = self._request(request_id)
         if request.node is not None:
             raise InvariantError(f"request {request_id!r} is admitted already")
-        match = self._match(request.key)
-        loaded = 0
-        if self._is_worth_loading(match):
-            with self._locked_meanwhile(match.device_node, Tier.DEVICE):
-                loaded = self._load(match)
+        match = self._prefixes.match(request.key)
+        loaded = self._prefixes.load(match)
         node = match.last_node if loaded else match.device_node
         self.tree.lock(node, Tier.DEVICE)
         request.node = node
@@ -134,8 +144,10 @@ class Controller:
         request.pages = list(full.device_pages())
         request.num_shared = len(request.pages)
         self._policy.used(node)
-        return Admission(tuple(request.pages), self._cached(request, match, loaded), self._loads.jobs(full.loads))
+        cached = self._prefixes.cached(match, loaded, request.fetch)
+        return Admission(tuple(request.pages), cached, self._loads.jobs(full.loads))
 
+    @rank_consensus(same_params=("request_id", "num_pages"), same_results=True)
     def allocate(self, request_id: str, num_pages: int) -> list[int]:
         """Return *num_pages* more device pages for the request, all or none, behind those it has.
 
@@ -151,6 +163,7 @@ class Controller:
         """Return the device pages of the request, in the order of its tokens."""
         return list(self._admitted(request_id).pages)
 
+    @rank_consensus(same_params="request_id", same_results="len(result)")
     def commit(self, request_id: str, tokens: Iterable[int]) -> list[int]:
         """Make the full pages of *tokens* everybody's and return the request's pages from now on.
 
@@ -167,13 +180,13 @@ class Controller:
         key = Key.of(tokens, self.tree.page_tokens, seed=request.key.seed)
         if key.num_pages > len(request.pages):
             raise InvariantError(f"{request_id!r} has {len(request.pages)} pages, its tokens fill {key.num_pages}")
-        key = self._arrived(key)
+        key = self._prefixes.arrived(key)
         count = key.num_pages
         if count <= request.num_shared:
             return list(request.pages)
         start = request.num_shared
         result = self.tree.insert(
-            key, request.pages[start:count], self._tick(), first_page=start, priority=request.priority
+            key, request.pages[start:count], self._prefixes.tick(), first_page=start, priority=request.priority
         )
         if result.refused:
             return list(request.pages)
@@ -187,11 +200,13 @@ class Controller:
         self._policy.used(result.node)
         return list(request.pages)
 
+    @rank_consensus(same_params="request_id")
     def finish(self, request_id: str, tokens: Iterable[int]) -> None:
         """`commit` *tokens*, then let go of everything that the request holds."""
         self.commit(request_id, tokens)
         self._release(request_id)
 
+    @rank_consensus(same_params="request_id")
     def abort(self, request_id: str) -> None:
         """End the request in whatever state it is; what it holds is let go of, now or when its prefetch ends.
 
@@ -202,20 +217,30 @@ class Controller:
 
     # -- the scheduler's step --------------------------------------------------------------
 
+    @rank_consensus
     def step(self) -> None:
-        """Apply what has finished on every rank: backups, loads, prefetches, writes. A collective.
+        """Apply what the first stage has seen finish: backups, loads, prefetches, writes.
+
+        Every rank calls it, the ranks of the first stage at the same time, those of the others when they come to it.
 
         Raises:
-            RankFailure: a rank is gone, on every rank that is left.
+            RankFailure: a rank is gone, or does not do what the others do; later on the others too.
         """
-        counts = agree_mins(self._group, "step", self._ready_counts, 5)
+        name = "step" if self._link is None else "step with a store"
+        counts = self._sync.agree(name, self._ready_counts, 5)
         self._backups.take(counts[0])
         self._loads.take(counts[1])
         if self._link is not None:
             self._link.take(*counts[2:])
 
+    @rank_consensus
     def settle(self) -> None:
-        """Wait until nothing is on its way any more, L3 writes and prefetches included. A collective."""
+        """Wait until nothing is on its way any more, L3 writes and prefetches included. Every rank calls it.
+
+        Raises:
+            RankFailure: as `step` does.
+        """
+        self._sync.same("settle", (self._backups.num_running, self._loads.num_running, len(self._requests)))
         self._backups.settle()
         self._loads.settle()
         while self._link is not None and (self._link.settle() or self._backups.settle()):
@@ -227,19 +252,31 @@ class Controller:
     def is_attached(self) -> bool:
         return self._link is not None
 
+    @rank_consensus
     def attach(self, connection: StoreConnection) -> None:
-        """Use a store from now on. Pages that are on the host go to it at their next use.
+        """Use a store from now on. Pages that are on the host go to it at their next use. Every rank calls it.
 
         Raises:
             InvariantError: one is attached.
+            RankFailure: not all ranks write to the store, or not all of them read it alone; nothing is attached.
         """
         if self._link is not None:
             raise InvariantError("a store is attached already; detach it first")
-        link = StoreLink(connection, self.tree, self._host, self.options, counters=self.counters, clock=self._clock)
+        self._sync.same("attach", (connection.writes,))
+        link = StoreLink(
+            connection,
+            self.tree,
+            self._host,
+            self.options,
+            ranks=self._ranks,
+            counters=self.counters,
+            clock=self._clock,
+        )
         link.on_stored = self._policy.go_on
         self._link = self._policy.link = link
         self._room.feeds_store = connection.writes
 
+    @rank_consensus
     def detach(self) -> None:
         """Finish what is being written, stop what is being fetched, and use no store any more.
 
@@ -253,6 +290,7 @@ class Controller:
             self._policy.forget()
             self.tree.forget_stored()
 
+    @rank_consensus(same_params=True)
     def flush(self, tier: Tier | None = None) -> None:
         """Forget what nobody uses of *tier*, or every prefix of device and host; the store keeps what it has.
 
@@ -273,6 +311,20 @@ class Controller:
         A collective: every rank calls it, and between them they delete each object once.
         """
         return 0 if self._link is None else self._link.clear()
+
+    def close(self) -> None:
+        """Bring everything under way to its end, use no store any more, and end the threads. Every rank calls it.
+
+        The threads end also where it raises.
+
+        Raises:
+            RankFailure: as `step` does.
+        """
+        with ExitStack() as ends:
+            ends.callback(self._loads.close)
+            ends.callback(self._backups.close)
+            ends.callback(self.detach)
+            self.settle()
 
     def check(self, *, hashes: bool = False) -> None:
         """Count every book again; for an idle engine, and for tests after every step.
@@ -296,7 +348,7 @@ class Controller:
     # -- decisions -------------------------------------------------------------------------
 
     def _waits(self, fetch: RequestFetch) -> bool:
-        """Return whether the request of *fetch* should wait for it; agreed, since clocks differ."""
+        """Return whether the request of *fetch* should wait for it: the first stage says so, since clocks differ."""
         timeout_s = self.options.prefetch_timeout_s(fetch.reserved * self.tree.page_tokens)
         if timeout_s is None:
             return True
@@ -305,54 +357,7 @@ class Controller:
         if fetch.deadline_s is None:
             fetch.deadline_s = self._clock() + timeout_s
         deadline_s = fetch.deadline_s
-        return agree_all(self._group, "prefetch wait", lambda: self._clock() < deadline_s)
-
-    def _match(self, key: Key) -> Match:
-        """Return what is cached of *key*, up to the first page whose load has failed."""
-        match = self.tree.match_and_split(key, self._tick())
-        failed = self._loads.first_failed_page(match.loads)
-        if failed is None:
-            return match
-        return self.tree.match_and_split(key.first(failed), self._tick(), is_use=False)
-
-    def _arrived(self, key: Key) -> Key:
-        """Return *key* up to the first page whose load has failed, once every load of it has ended.
-
-        Its pages may take the place of a request's own, which is computed; so they must be there.
-        """
-        if self.tree.match(key).loads:
-            self._loads.settle()
-            failed = self._loads.first_failed_page(self.tree.match(key).loads)
-            return key if failed is None else key.first(failed)
-        return key
-
-    def _is_worth_loading(self, match: Match) -> bool:
-        tokens = match.num_host * self.tree.page_tokens
-        return match.num_host > 0 and tokens >= self.options.load_back_threshold_tokens
-
-    def _load(self, match: Match) -> int:
-        """Begin to load the host part of *match*; return its pages, 0 if the device has no room."""
-        with self._locked_meanwhile(match.last_node, Tier.HOST):
-            try:
-                pages = self._room.allocate(match.num_host)
-            except TierFull:
-                self.counters.add(telemetry.LOADS_DECLINED)
-                return 0
-            self._loads.begin(self.tree.unloaded(match.last_node), pages)
-        return match.num_host
-
-    def _cached(self, request: Request, match: Match, loaded: int) -> CachedTokens:
-        page_tokens = self.tree.page_tokens
-        fetch = request.fetch
-        fetched = 0
-        if fetch is not None:
-            arrived = range(fetch.first_page, fetch.first_page + fetch.arrived)
-            fetched = len(range(max(arrived.start, match.num_device), min(arrived.stop, match.num_device + loaded)))
-        return CachedTokens(
-            device=match.num_device * page_tokens,
-            host=(loaded - fetched) * page_tokens,
-            store=fetched * page_tokens,
-        )
+        return self._sync.decide("prefetch wait", lambda: self._clock() < deadline_s)
 
     # -- small things ----------------------------------------------------------------------
 
@@ -386,15 +391,3 @@ class Controller:
         if request.node is None:
             raise InvariantError(f"request {request.request_id!r} is not admitted")
         return request.node
-
-    @contextmanager
-    def _locked_meanwhile(self, node: Node, tier: Tier) -> Iterator[None]:
-        self.tree.lock(node, tier)
-        try:
-            yield
-        finally:
-            self.tree.unlock(node, tier)
-
-    def _tick(self) -> int:
-        self._now += 1
-        return self._now

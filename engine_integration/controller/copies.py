@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, takewhile
 from typing import TypeVar
 
 from hicache_storage import telemetry
+from hicache_storage.engine_integration.controller.ended import NotSubmitted, ended_copies
 from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.controller.pools import BackupCopies, CopyJob, LoadCopies, LoadJob
-from hicache_storage.engine_integration.parallel.agree import Group, agree_mins
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.radix import Node, RadixTree, Transfer
 from hicache_storage.engine_integration.tiers.slots import PageAllocator
-from hicache_storage.errors import HiCacheError
 from hicache_storage.telemetry import Counters
 
 T = TypeVar("T", bound=CopyJob)
@@ -29,16 +28,17 @@ class Backups:
     """
 
     def __init__(
-        self, tree: RadixTree, room: HostRoom, copies: BackupCopies, *, group: Group, counters: Counters
+        self, tree: RadixTree, room: HostRoom, copies: BackupCopies, *, ranks: Ranks, counters: Counters
     ) -> None:
         self.on_end: Callable[[Transfer], None] = lambda _: None
         self.num_failed = 0
         self._tree = tree
         self._room = room
         self._copies = copies
-        self._group = group
+        self._sync = ranks.sync
         self._counters = counters
-        self._running: deque[tuple[Transfer, CopyJob]] = deque()
+        self._ended = ended_copies("backup", ranks.backups, patience_s=ranks.patience_s)
+        self._running: deque[Transfer] = deque()
 
     @property
     def num_running(self) -> int:
@@ -66,12 +66,19 @@ class Backups:
         return len(pages)
 
     def ready(self) -> int:
-        """Return how many of the oldest copies are done on this rank."""
-        return _leading_done(self._running)
+        """Return how many of the oldest copies have ended, as far as this rank knows."""
+        return self._ended.ready()
 
     def take(self, count: int) -> None:
-        """End the *count* oldest copies, waiting for those that still run on this rank."""
-        for (transfer, _), is_good in _agreed_results(self._running, count, self._group, "backup"):
+        """End the *count* oldest copies, waiting for those that still run.
+
+        Raises:
+            RankFailure: a rank is gone.
+        """
+        for _ in range(count):
+            is_good = self._ended.take()
+            transfer = self._running.popleft()
+            self._sync.took(_identity("backup", transfer, is_good=is_good))
             if is_good:
                 self._tree.transfers.complete(transfer)
                 self._counters.add(telemetry.PAGES_BACKED_UP, len(transfer.source))
@@ -87,6 +94,10 @@ class Backups:
         self.take(len(self._running))
         return had
 
+    def close(self) -> None:
+        """End the thread that hears of other ranks' copies, if there is one."""
+        self._ended.close()
+
     def _allocate(self, wanted: int, *, with_relief: bool) -> list[int]:
         return self._room.allocate_with_relief(wanted) if with_relief else self._room.allocate_most(wanted)
 
@@ -96,7 +107,8 @@ class Backups:
         transfer = self._tree.transfers.begin_backup(nodes, pages)
         with _undone_if_it_raises(lambda: self._room.slots.free(self._tree.transfers.abort(transfer))):
             job = _submitted(lambda: self._copies.submit(transfer.source, transfer.target))
-            self._running.append((transfer, job))
+            self._ended.add(job)
+            self._running.append(transfer)
 
     def _cut(self, nodes: Sequence[Node], num_pages: int) -> list[Node]:
         """Return the leading *num_pages* pages of *nodes* as whole nodes."""
@@ -115,13 +127,14 @@ class Loads:
     """Host to device. The tree has the device pages at once; whoever reads them waits for the job's layers."""
 
     def __init__(
-        self, tree: RadixTree, device: PageAllocator, copies: LoadCopies, *, group: Group, counters: Counters
+        self, tree: RadixTree, device: PageAllocator, copies: LoadCopies, *, ranks: Ranks, counters: Counters
     ) -> None:
         self._tree = tree
         self._device = device
         self._copies = copies
-        self._group = group
+        self._sync = ranks.sync
         self._counters = counters
+        self._ended = ended_copies("load", ranks.loads, patience_s=ranks.patience_s)
         self._running: deque[tuple[Transfer, LoadJob]] = deque()
         self._failed: list[Transfer] = []
 
@@ -137,6 +150,7 @@ class Loads:
         transfer = self._tree.transfers.begin_load(nodes, device_pages)
         with _undone_if_it_raises(lambda: self._device.free(self._tree.transfers.abort(transfer))):
             job = _submitted(lambda: self._copies.submit(transfer.target, transfer.source))
+            self._ended.add(job)
             self._running.append((transfer, job))
 
     def jobs(self, transfers: Sequence[Transfer]) -> tuple[LoadJob, ...]:
@@ -149,15 +163,22 @@ class Loads:
         return min(failed, default=None)
 
     def ready(self) -> int:
-        return _leading_done(self._running)
+        """Return how many of the oldest loads have ended, as far as this rank knows."""
+        return self._ended.ready()
 
     def take(self, count: int) -> None:
-        """End the *count* oldest loads, waiting for those that still run on this rank.
+        """End the *count* oldest loads, waiting for those that still run.
 
         A load that failed on any rank is undone as soon as nobody uses its device pages any more, and with it
         each load that went on behind it: what is on the device has no gap.
+
+        Raises:
+            RankFailure: a rank is gone.
         """
-        for (transfer, _), is_good in _agreed_results(self._running, count, self._group, "load"):
+        for _ in range(count):
+            is_good = self._ended.take()
+            transfer, _ = self._running.popleft()
+            self._sync.took(_identity("load", transfer, is_good=is_good))
             if is_good and not self._is_behind_a_failed_one(transfer):
                 self._tree.transfers.complete(transfer)
                 self._counters.add(telemetry.PAGES_LOADED, len(transfer.source))
@@ -168,7 +189,12 @@ class Loads:
         self._failed = [transfer for transfer in reversed(self._failed) if not self._undone(transfer)][::-1]
 
     def settle(self) -> None:
+        """End every running load, waiting for it."""
         self.take(len(self._running))
+
+    def close(self) -> None:
+        """End the thread that hears of other ranks' loads, if there is one."""
+        self._ended.close()
 
     def _is_behind_a_failed_one(self, transfer: Transfer) -> bool:
         above = transfer.nodes[0].parent
@@ -182,56 +208,16 @@ class Loads:
         return True
 
 
-def _leading_done(running: deque[tuple[Transfer, T]]) -> int:
-    return sum(1 for _ in takewhile(lambda entry: entry[1].done(), running))
+def _identity(kind: str, transfer: Transfer, *, is_good: bool) -> str:
+    """Return what tells *transfer*, and how it ended, from any other, the same on every rank."""
+    return f"{kind} {transfer.nodes[-1].id} {transfer.first_page} {len(transfer.source)} {transfer.target[0]} {is_good}"
 
 
-def _agreed_results(
-    running: deque[tuple[Transfer, T]], count: int, group: Group, what: str
-) -> list[tuple[tuple[Transfer, T], bool]]:
-    """Take the *count* oldest of *running*, wait for each, and return whether every rank has its bytes."""
-    entries = list(islice(running, count))
-    if not entries:
-        return []
-
-    def local() -> list[int]:
-        for _, job in entries:
-            job.wait()
-        return [int(job.error is None) for _, job in entries]
-
-    results = agree_mins(group, f"{what} results", local, count)
-    for _ in entries:
-        running.popleft()
-    return list(zip(entries, map(bool, results), strict=True))
-
-
-class _NotSubmitted:
-    """A copy that this rank could not begin: it has failed, and all ranks hear of it as of any other failure."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.layers = _NoLayers(error)
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002 - there is nothing to wait for
-        return True
-
-
-class _NoLayers:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def wait(self, layer: int, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it will not arrive
-        raise HiCacheError(f"layer {layer} was not loaded: {self._error}") from self._error
-
-
-def _submitted(submit: Callable[[], T]) -> T | _NotSubmitted:
+def _submitted(submit: Callable[[], T]) -> T | NotSubmitted:
     try:
         return submit()
     except Exception as error:  # noqa: BLE001 - on one rank alone, so it must not change what this rank does next
-        return _NotSubmitted(error)
+        return NotSubmitted(error)
 
 
 @contextmanager

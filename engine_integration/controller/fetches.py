@@ -18,6 +18,7 @@ from hicache_storage import telemetry
 from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.controller.request import FetchState, RequestFetch
 from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.parallel.pp import StepSync
 from hicache_storage.engine_integration.radix import Key, Match, RadixTree, Tier
 from hicache_storage.engine_integration.store_tier.budget import PageBudget
 from hicache_storage.engine_integration.store_tier.prefetch import Fetch, Prefetcher, Probed, Progress
@@ -33,6 +34,7 @@ class Fetches:
     """Every running prefetch of one rank's scheduler.
 
     Args:
+        sync: hears of everything that is applied.
         clock: seconds, monotonic.
     """
 
@@ -43,6 +45,7 @@ class Fetches:
         room: HostRoom,
         options: TierOptions,
         *,
+        sync: StepSync,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -51,6 +54,7 @@ class Fetches:
         self._tree = tree
         self._room = room
         self._options = options
+        self._sync = sync
         self._counters = counters
         self._clock = clock
         self._running: dict[Fetch, RequestFetch] = {}
@@ -96,7 +100,11 @@ class Fetches:
         return self._prefetcher.probed.ready(), self._prefetcher.progress.ready()
 
     def take(self, probed: int, progress: int) -> None:
-        """Apply as many acknowledgements of probes and of reads."""
+        """Apply as many acknowledgements of probes and of reads, waiting for those that are not there yet.
+
+        Raises:
+            RankFailure: one does not come.
+        """
         for answer in self._prefetcher.probed.take(probed):
             self._start_reading(answer)
         for arrival in self._prefetcher.progress.take(progress):
@@ -133,6 +141,7 @@ class Fetches:
 
     def _start_reading(self, answer: Probed) -> None:
         running = self._running[answer.fetch]
+        self._sync.took(answer.identity)
         if running.fetch.stopped.is_set() or not self._is_worth_it(answer):
             self._end(running)
             return
@@ -166,6 +175,7 @@ class Fetches:
 
     def _arrived(self, arrival: Progress) -> None:
         running = self._running[arrival.fetch]
+        self._sync.took(arrival.identity)
         fresh = running.host_pages[running.inserted : arrival.pages]
         if fresh:
             start = running.first_page + running.inserted

@@ -12,10 +12,12 @@ from hicache_storage.engine_integration.controller.fetches import Fetches
 from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.radix import Node, RadixTree, Transfer
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup
 from hicache_storage.engine_integration.store_tier.prefetch import Prefetcher
 from hicache_storage.engine_integration.store_tier.writeback import Write, Writeback, Written
+from hicache_storage.errors import InvariantError
 from hicache_storage.telemetry import Counters
 
 _RETRY_STEPS = 64
@@ -69,6 +71,7 @@ class StoreLink:
         room: HostRoom,
         options: TierOptions,
         *,
+        ranks: Ranks,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -79,15 +82,19 @@ class StoreLink:
             batch_pages=options.store_batch_pages,
             counters=counters,
             clock=clock,
+            patience_s=ranks.patience_s,
         )
-        self.fetches = Fetches(prefetcher, tree, room, options, counters=counters, clock=clock)
+        self.fetches = Fetches(prefetcher, tree, room, options, sync=ranks.sync, counters=counters, clock=clock)
         self.on_stored: Callable[[], None] = lambda: None
         self._tree = tree
         self._options = options
         self._counters = counters
         self._writes = connection.writes
         self._pages = connection.pages
-        self._writeback = Writeback(connection.pages, group=connection.write_group, counters=counters)
+        self._sync = ranks.sync
+        self._writeback = Writeback(
+            connection.pages, group=connection.write_group, counters=counters, patience_s=ranks.patience_s
+        )
         self._writing: dict[Transfer, _Running] = {}
         self._retries: deque[_Retry] = deque()
         self._step = 0
@@ -115,7 +122,11 @@ class StoreLink:
         return *self.fetches.ready(), self._writeback.written.ready()
 
     def take(self, probed: int, progress: int, written: int) -> None:
-        """Apply as many acknowledgements of each kind, then what is due."""
+        """Apply as many acknowledgements of each kind, waiting for those that are not there yet; then what is due.
+
+        Raises:
+            RankFailure: one does not come.
+        """
         self.fetches.take(probed, progress)
         for ack in self._writeback.written.take(written):
             self._end_write(ack)
@@ -168,7 +179,11 @@ class StoreLink:
 
     def _end_write(self, ack: Written) -> None:
         transfer = next(iter(self._writing))
-        attempt = self._writing.pop(transfer).attempt
+        running = self._writing.pop(transfer)
+        if running.write is not ack.write:
+            raise InvariantError("an L3 write was acknowledged before an older one")
+        self._sync.took(ack.identity)
+        attempt = running.attempt
         wanted = len(transfer.source)
         last = transfer.nodes[-1]
         self._tree.transfers.complete(transfer, ack.pages)

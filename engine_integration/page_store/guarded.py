@@ -8,10 +8,12 @@ decided by who asked.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from hicache_storage import telemetry
 from hicache_storage.errors import CorruptObject, LayoutError, RangeError, StoreError
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import Counters, RareWarnings
@@ -20,6 +22,8 @@ from hicache_storage.types import ObjectWrite, Outcome, RangeRead, failed
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_DONE = "done"
 
 DAMAGE = (CorruptObject, RangeError)
 """What says that an object is there and is not what was written."""
@@ -55,12 +59,20 @@ class GuardedStore:
 
     def single(self, op: str, call: Callable[[], T]) -> T:
         """Return what *call* does; a fault that no backend may have becomes a `StoreError`, `LayoutError` passes."""
+        began_s = time.monotonic()
+        result = _DONE
         try:
             return call()
-        except (StoreError, LayoutError):
+        except StoreError as error:
+            result = type(error).__name__
+            raise
+        except LayoutError:
             raise
         except Exception as error:
+            result = StoreError.__name__
             raise self._unforeseen(op, error) from error
+        finally:
+            self._observe(op, result, began_s)
 
     def count_failure(self, what: str, outcome: Outcome) -> None:
         """Count *outcome* under ``{what}.{cause}`` if it is a failure, and warn of it unless it is one object's damage."""
@@ -77,6 +89,13 @@ class GuardedStore:
 
     def _attempt(self, op: str, expected: int, call: Callable[[], list[Outcome]]) -> list[Outcome]:
         """Return the store's outcomes; whatever goes wrong with the whole batch fails each request of it."""
+        began_s = time.monotonic()
+        outcomes = self._outcomes(op, expected, call)
+        failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        self._observe(op, _DONE if failure is None else type(failure).__name__, began_s)
+        return outcomes
+
+    def _outcomes(self, op: str, expected: int, call: Callable[[], list[Outcome]]) -> list[Outcome]:
         try:
             outcomes = call()
         except StoreError as error:
@@ -87,6 +106,10 @@ class GuardedStore:
             reason = f"{len(outcomes)} outcomes for {expected} requests"
             return [failed(StoreError(reason, backend=self.name, op=op))] * expected
         return outcomes
+
+    def _observe(self, op: str, result: str, began_s: float) -> None:
+        """Count how long a call took, by what became of it: what refuses and what is silent differ in nothing else."""
+        self.counters.observe(f"{telemetry.STORE_CALL}.{op}.{result}", time.monotonic() - began_s)
 
     def _unforeseen(self, op: str, error: Exception) -> StoreError:
         cause = type(error).__name__

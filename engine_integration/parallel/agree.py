@@ -8,10 +8,12 @@ leave the others waiting. Payloads are integers of a fixed number, never pickles
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 from zlib import crc32
 
 from hicache_storage.errors import RankFailure
+
+T = TypeVar("T")
 
 _REASON_WORDS = 24
 _WORD_NBYTES = 8
@@ -88,6 +90,30 @@ def agree_same(group: Group, step: str, local: Callable[[], int]) -> int:
     if len(set(answers)) > 1:
         raise RankFailure(step, {rank: f"says {answer}" for rank, answer in enumerate(answers)})
     return answers[0]
+
+
+def agree_made(group: Group, step: str, make: Callable[[], T], undo: Callable[[T], object]) -> T:
+    """Return what *make* returns, once it has returned on every rank. If it raises on one, no rank keeps anything.
+
+    Args:
+        undo: gives back what *make* has returned.
+
+    Raises:
+        RankFailure: as `agree_min` does, after *undo*.
+    """
+    made: list[T] = []
+
+    def local() -> int:
+        made.append(make())
+        return len(made)
+
+    try:
+        agree_min(group, step, local)
+    except BaseException:
+        for one in made:
+            undo(one)
+        raise
+    return made[0]
 
 
 def _gather(group: Group, step: str, local: Callable[[], Sequence[int]], count: int) -> list[list[int]]:

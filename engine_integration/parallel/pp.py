@@ -87,6 +87,7 @@ class StepSync:
     def __init__(self, tp_group: Group, link: PipelineLink | None = None) -> None:
         self._tp_group = tp_group
         self._link = link
+        self._is_alone = link is None and tp_group.size == 1
         self._turn = 0
         self._taken = 0
 
@@ -102,39 +103,88 @@ class StepSync:
                 before are at different steps, or have taken different entries (`took`), or a message did not come
                 in time: then on this rank and on those behind it; the others miss it at their next collective.
         """
-        self._turn += 1
-        link = self._link
-        if link is None:
-            return self._reduced(step, counts, count)
-        try:
-            if link.position.stage == 0:
-                answers = self._reduced(step, counts, count)
-            else:
-                answers = self._received(link, step, count)
-        except BaseException as error:
-            self._pass_on_failure(link, step, error)
-            raise
-        self._pass_on(link, step, answers)
-        return answers
+        if self._is_alone:
+            return _own(step, counts)
+        return self._in_turn(step, lambda: self._reduced(step, counts, count), count)
 
     def decide(self, step: str, local: Callable[[], bool]) -> bool:
         """Return whether all of the first stage's ranks say yes. Raises as `agree` does."""
         return bool(self.agree(step, lambda: (int(local()),), 1)[0])
+
+    def same(self, step: str, answers: Sequence[int]) -> None:
+        """Raise unless all ranks have the same *answers*.
+
+        Raises:
+            RankFailure: two ranks of the first stage differ: on every rank. Or this rank differs from the first
+                stage: on it and on those behind it. It names both answers.
+        """
+        if self._is_alone:
+            return
+        mine = list(answers)
+
+        def check(theirs: list[int]) -> None:
+            link = self._link
+            if link is not None and theirs != mine:
+                raise RankFailure(step, {link.position.tp_rank: f"says {theirs}", link.position.rank(): f"says {mine}"})
+
+        self._in_turn(step, lambda: self._equal(step, mine), len(mine), check)
 
     def took(self, *identities: str) -> None:
         """Note what was consumed, in order. At the next `agree` every rank must have noted the same.
 
         Equal counts of entries that are not the same ones are found by that, one step later and without a message.
         """
+        if self._is_alone:
+            return
         for identity in identities:
             self._taken = xxh3_64_intdigest(identity.encode(), seed=self._taken) & _POSITIVE
 
+    def _in_turn(
+        self,
+        step: str,
+        first: Callable[[], list[int]],
+        count: int,
+        check: Callable[[list[int]], None] = lambda _: None,
+    ) -> list[int]:
+        """Return what *first* says on the first stage; those behind hear of it, or of a failure, at once.
+
+        Args:
+            check: called on later stages with what was said; raises where a stage cannot go on with that.
+        """
+        self._turn += 1
+        link = self._link
+        if link is None:
+            return first()
+        try:
+            if link.position.stage == 0:
+                answers = first()
+            else:
+                answers = self._received(link, step, count)
+                check(answers)
+        except BaseException as error:
+            self._pass_on_failure(link, step, error)
+            raise
+        self._pass_on(link, step, answers)
+        return answers
+
     def _reduced(self, step: str, counts: Callable[[], Sequence[int]], count: int) -> list[int]:
-        everyone = agree_each(self._tp_group, step, lambda: (*counts(), self._taken), count + 1)
-        taken = [theirs[-1] for theirs in everyone]
+        return [min(answers) for answers in zip(*self._gathered(step, counts, count), strict=True)]
+
+    def _equal(self, step: str, mine: list[int]) -> list[int]:
+        everyone = self._gathered(step, lambda: mine, len(mine))
+        if any(theirs != mine for theirs in everyone):
+            raise RankFailure(step, {rank: f"says {theirs}" for rank, theirs in enumerate(everyone)})
+        return mine
+
+    def _gathered(self, step: str, answers: Callable[[], Sequence[int]], count: int) -> list[list[int]]:
+        """Return the answers of this stage's ranks, who have taken the same entries."""
+        if self._tp_group.size == 1:
+            return [_own(step, answers)]
+        everyone = agree_each(self._tp_group, step, lambda: (*answers(), self._taken), count + 1)
+        taken = [theirs.pop() for theirs in everyone]
         if len(set(taken)) > 1:
             raise RankFailure(step, {rank: _has_taken(digest) for rank, digest in enumerate(taken)})
-        return [min(answers) for answers in zip(*(theirs[:-1] for theirs in everyone), strict=True)]
+        return everyone
 
     def _received(self, link: PipelineLink, step: str, count: int) -> list[int]:
         answers: list[int] = []
@@ -167,6 +217,14 @@ class StepSync:
         reasons = error.reasons if isinstance(error, RankFailure) else own_reason
         with suppress(RankFailure):
             link.send(step, [self._turn, _FAILED, 0, *_words(reasons)])
+
+
+def _own(step: str, answers: Callable[[], Sequence[int]]) -> list[int]:
+    """Return the answers of a rank that has nobody to agree with; it fails as one among others would."""
+    try:
+        return list(answers())
+    except Exception as error:
+        raise RankFailure(step, {0: f"{type(error).__name__}: {error}"}) from error
 
 
 def _frames(count: int) -> range:

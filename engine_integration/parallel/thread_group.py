@@ -54,16 +54,27 @@ class _Meeting:
         self._timeout_s = timeout_s
         self._boards: list[list[Sequence[int]]] = [[()] * size, [()] * size]
         self._arrivals = [0] * size
+        self._lock = threading.Lock()
+        self._has_failed = False
 
     def exchange(self, rank: int, step: str, values: Sequence[int]) -> list[list[int]]:
         turn = self._arrivals[rank]
         board = self._boards[turn % 2]
         board[rank] = values
-        self._arrivals[rank] = turn + 1
+        with self._lock:
+            self._arrivals[rank] = turn + 1
         try:
             self.barrier.wait()
         except threading.BrokenBarrierError as error:
-            absent = [other for other in range(self.size) if self._arrivals[other] <= turn]
-            reason = f"did not come within {self._timeout_s:g} s, or left"
-            raise RankFailure(step, dict.fromkeys(absent or range(self.size), reason)) from error
+            self._check_all_came(step, turn, error)
         return [list(theirs) for theirs in board]
+
+    def _check_all_came(self, step: str, turn: int, error: Exception) -> None:
+        """Return if the meeting of this *turn* took place all the same: a rank that had been there has left since."""
+        with self._lock:
+            absent = [other for other in range(self.size) if self._arrivals[other] <= turn]
+            if not absent and not self._has_failed:
+                return
+            self._has_failed = True
+        reason = f"did not come within {self._timeout_s:g} s, or left"
+        raise RankFailure(step, dict.fromkeys(absent or range(self.size), reason)) from error

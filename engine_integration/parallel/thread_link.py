@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hicache_storage.engine_integration.parallel.pp import Position
 from hicache_storage.errors import RankFailure
 
-_WINDOW = 32
+_WINDOW = 256
 
 
 class ThreadLink:

@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from hicache_storage.engine_integration.parallel.pp import FRAME_WORDS, Position
 from hicache_storage.errors import InvariantError, RankFailure
 
-_WINDOW = 32
+_WINDOW = 256
 
 
 class TorchLink:
@@ -44,6 +44,7 @@ class TorchLink:
         self._group = process_group
         self._window = window
         self._on_way: deque[tuple[distributed.Work, Tensor]] = deque()
+        self._next: tuple[distributed.Work, Tensor] | None = None
 
     @property
     def num_on_way(self) -> int:
@@ -61,14 +62,20 @@ class TorchLink:
         self._on_way.append((_started(work), buffer))
 
     def receive(self, step: str) -> list[int]:
-        buffer = torch.empty(FRAME_WORDS, dtype=torch.int64)
         try:
-            work = distributed.irecv(buffer, self.position.rank(-1), group=self._group, tag=self._tag)
-            _started(work).wait(self._timeout * self.position.stage)
+            work, buffer = self._next or self._expect()
+            work.wait(self._timeout * self.position.stage)
+            words: list[int] = buffer.tolist()
+            self._next = self._expect()
         except (RuntimeError, ValueError) as error:
             raise self._failure(step, -1, error) from error
-        words: list[int] = buffer.tolist()
         return words
+
+    def _expect(self) -> tuple[distributed.Work, Tensor]:
+        """Return where the next message will be. Gloo moves one only once both sides know of it."""
+        buffer = torch.empty(FRAME_WORDS, dtype=torch.int64)
+        work = distributed.irecv(buffer, self.position.rank(-1), group=self._group, tag=self._tag)
+        return _started(work), buffer
 
     def close(self) -> None:
         """Complete what is on its way.

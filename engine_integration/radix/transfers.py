@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum, unique
 from itertools import pairwise
 
+from hicache_storage.engine_integration.consensus import rank_consensus
 from hicache_storage.engine_integration.radix.books import Books
 from hicache_storage.engine_integration.radix.node import Node, Pages, Tier, page_array
 from hicache_storage.errors import InvariantError
@@ -59,6 +60,9 @@ class Transfer:
         return (Tier.HOST,) if self.direction is Direction.STORE else (Tier.DEVICE, Tier.HOST)
 
 
+_TRANSFER = ("transfer.direction", "transfer.first_page", "transfer.source", "transfer.target")
+
+
 class Transfers:
     """The running transfers of a tree: each is begun once and ended once, by `complete` or `abort`."""
 
@@ -66,6 +70,7 @@ class Transfers:
         self._books = books
         self.running: dict[Transfer, None] = {}
 
+    @rank_consensus(same_params=("nodes[*].id", "host_pages"))
     def begin_backup(self, nodes: Sequence[Node], host_pages: Sequence[int]) -> Transfer:
         """Lock *nodes*, of one path and top first, and copy them to *host_pages*, which the transfer owns.
 
@@ -79,6 +84,7 @@ class Transfers:
         target = _target(host_pages, source)
         return self._begin(Transfer(Direction.BACKUP, list(nodes), source, target))
 
+    @rank_consensus(same_params=("nodes[*].id", "device_pages"))
     def begin_load(self, nodes: Sequence[Node], device_pages: Sequence[int]) -> Transfer:
         """Put *nodes*, of one path and top first, on the device, whose *device_pages* are still being filled.
 
@@ -99,6 +105,7 @@ class Transfers:
         self._attach(nodes, Tier.DEVICE, target)
         return self._begin(Transfer(Direction.LOAD, list(nodes), source, target))
 
+    @rank_consensus(same_params="nodes[*].id", same_results="result.source")
     def begin_store(self, nodes: Sequence[Node]) -> Transfer:
         """Lock *nodes*, of one path and top first, on the host while L3 takes what it is not known to hold.
 
@@ -113,6 +120,7 @@ class Transfers:
         hashes = tuple(page_hash for node in nodes for page_hash in node.page_hashes())
         return self._begin(Transfer(Direction.STORE, list(nodes), _pages_of(nodes, Tier.HOST), hashes=hashes))
 
+    @rank_consensus(same_params=(*_TRANSFER, "num_stored"))
     def complete(self, transfer: Transfer, num_stored: int | None = None) -> None:
         """End *transfer* with success and unlock its nodes.
 
@@ -130,6 +138,7 @@ class Transfers:
             _mark_stored(transfer.nodes, len(transfer.source) if num_stored is None else num_stored)
         self._unlock(transfer)
 
+    @rank_consensus(same_params=_TRANSFER)
     def abort(self, transfer: Transfer) -> Pages:
         """End *transfer* as if it had not begun and return its target pages, which are the caller's to free.
 

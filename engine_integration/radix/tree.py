@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from hicache_storage.engine_integration.consensus import rank_consensus
 from hicache_storage.engine_integration.options import EvictionPolicy
 from hicache_storage.engine_integration.radix.books import Books
 from hicache_storage.engine_integration.radix.evict import Eviction, evict_device, evict_host
@@ -23,6 +24,12 @@ from hicache_storage.engine_integration.radix.node import Node, Pages, Tier, pag
 from hicache_storage.engine_integration.radix.results import Insertion, Match
 from hicache_storage.engine_integration.radix.transfers import Direction, Transfer, Transfers
 from hicache_storage.errors import InvariantError
+
+_KEY = ("key.seed", "key.ids")
+_FOUND = ("result.num_device", "result.num_host", "result.num_stored", "result.last_node.id")
+_TAKEN = ("result.node.id", "result.num_new", "result.unused", "result.refused")
+_GONE = ("result.device_pages", "result.host_pages", "result.write_back[*].id")
+"""What ranks must agree on: pages are logical and nodes are counted, so both have the same numbers on every rank."""
 
 
 class RadixTree:
@@ -59,6 +66,7 @@ class RadixTree:
         unlocked = self.books.held[tier] - self.books.locked[tier]
         return unlocked - self.books.copies if tier is Tier.HOST and not copies else unlocked
 
+    @rank_consensus(same_params=_KEY, same_results=_FOUND)
     def match(self, key: Key) -> Match:
         """Return the longest known prefix of *key*. Changes nothing: no split, no use counted.
 
@@ -70,6 +78,7 @@ class RadixTree:
         path, partial, shared = self._walk(key)
         return self._matched(path, partial, shared)
 
+    @rank_consensus(same_params=(*_KEY, "now", "is_use"), same_results=_FOUND)
     def match_and_split(self, key: Key, now: int, *, is_use: bool = True) -> Match:
         """Return the longest known prefix of *key*, which ends with a whole node, and count a use of it.
 
@@ -88,6 +97,7 @@ class RadixTree:
             node.uses += is_use
         return self._matched(path, None, 0)
 
+    @rank_consensus(same_params=(*_KEY, "pages", "now", "first_page", "priority"), same_results=_TAKEN)
     def insert(
         self,
         key: Key,
@@ -135,6 +145,7 @@ class RadixTree:
             self.books.attach(last, Tier.DEVICE, _behind(ids, start - first_page))
         return Insertion(last, unused, len(ids) - len(unused))
 
+    @rank_consensus(same_params=(*_KEY, "pages", "now", "first_page", "stored"), same_results=_TAKEN)
     def insert_host(
         self,
         key: Key,
@@ -179,6 +190,7 @@ class RadixTree:
                 node.stored = node.num_pages
         return Insertion(last, unused, len(ids) - len(unused))
 
+    @rank_consensus(same_params=("node.id", "tier"))
     def lock(self, node: Node, tier: Tier) -> None:
         """Keep the path to *node* from being evicted from *tier*, until `unlock` is called as often.
 
@@ -190,6 +202,7 @@ class RadixTree:
         """
         self.books.lock(node, tier)
 
+    @rank_consensus(same_params=("node.id", "tier"))
     def unlock(self, node: Node, tier: Tier) -> None:
         """Undo one `lock` of the same node.
 
@@ -198,10 +211,12 @@ class RadixTree:
         """
         self.books.unlock(node, tier)
 
+    @rank_consensus(same_params=("node.id", "num_pages"), same_results="result.id")
     def split(self, node: Node, num_pages: int) -> Node:
         """Cut *node* behind *num_pages* pages, for a transfer of a part; return the upper part."""
         return self.books.split(node, num_pages)
 
+    @rank_consensus(same_params=True, same_results=_GONE)
     def evict(self, tier: Tier, num_pages: int, *, lose_unbacked: bool = True, copies: bool = False) -> Eviction:
         """Free at least *num_pages* pages of *tier* if so many can be freed, else as many as can.
 
@@ -244,6 +259,7 @@ class RadixTree:
         """Return the chained hashes of all pages from the start of the sequence to the end of *node*."""
         return [page_hash for one in node.path() for page_hash in one.page_hashes()]
 
+    @rank_consensus(same_params="node.id")
     def forget_stored(self, node: Node | None = None) -> None:
         """Take back what is known of L3 for *node* and everything below it, or for the whole tree."""
         nodes = [node or self.root]
@@ -251,6 +267,7 @@ class RadixTree:
             one.stored = 0
             nodes += one.children.values()
 
+    @rank_consensus(same_results=_GONE)
     def reset(self) -> Eviction:
         """Remove every node and return all pages.
 

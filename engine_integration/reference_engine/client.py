@@ -53,7 +53,7 @@ class EngineClient:
         self._heard: SimpleQueue[Voice | Ended] = SimpleQueue()
         self._ended: Ended | None = None
         verdict, verdict_end = os.pipe()
-        self._process = _launch(verdict_end, self.log_folder)
+        self._process = _launch(verdict_end, self.log_folder, config.environment)
         os.close(verdict_end)
         ends = (_own(self._process.stdout), verdict)
         self._ear = threading.Thread(target=self._listen, args=ends, name="hicache-events", daemon=True)
@@ -155,7 +155,7 @@ def _own(pipe: IO[bytes] | None) -> int:
         return os.dup(pipe.fileno())
 
 
-def _launch(verdict: int, log_folder: Path) -> subprocess.Popen[bytes]:
+def _launch(verdict: int, log_folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     with (log_folder / _LAUNCHER_LOG).open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - our own module, no shell
             [sys.executable, "-m", _LAUNCHER, str(verdict), str(log_folder)],
@@ -163,7 +163,7 @@ def _launch(verdict: int, log_folder: Path) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=log,
             bufsize=0,
-            env=_ENVIRONMENT | os.environ,
+            env=_ENVIRONMENT | os.environ | environment,
             pass_fds=(verdict,),
             start_new_session=True,  # a Ctrl-C is for the parent, which shuts the engine down in order
         )

@@ -150,7 +150,7 @@ class EngineRank:
 
     def _report(self) -> dict[str, int]:
         """Return what all ranks have counted together, and how things stand."""
-        mine = msgspec.msgpack.encode(self._counters.snapshot())
+        mine = msgspec.msgpack.encode(self._counters.snapshot() | self._counters.times())
         total: Counter[str] = Counter()
         for theirs in self._peers.gather(mine):
             total.update(msgspec.msgpack.decode(theirs, type=dict[str, int]))

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from hicache_storage.engine_integration.consensus.options import Mode, environment_of
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
 from hicache_storage.errors import ConfigError
@@ -57,7 +58,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         layer_partition, head_partition: the grid of objects; None lets the planner choose for this topology.
         writes_store: False for an engine that only reads the store.
         timeout_s: longest time that a rank waits for another one.
-        background_timeout_s: the same for the threads that talk to the store, which may wait for a slow one.
+        background_timeout_s: the same for the threads that talk to the store, which may wait for a slow one, and for
+            those that compare ranks.
+        rank_consensus: whether ranks are compared, and what happens when they differ; None as the environment says.
+        rank_consensus_log_folder: where each rank writes what was compared; None as the environment says.
     """
 
     model_id: str
@@ -83,6 +87,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     writes_store: bool = True
     timeout_s: float = 120.0
     background_timeout_s: float = 600.0
+    rank_consensus: Mode | None = None
+    rank_consensus_log_folder: str | None = None
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.random is None):
@@ -99,6 +105,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> Topology:
         """The topology, read."""
         return Topology.parse(self.topology)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that its processes start with: what is compared is decided when modules are imported."""
+        return environment_of(self.rank_consensus, self.rank_consensus_log_folder)
 
 
 encode_config = msgspec.msgpack.Encoder().encode

@@ -89,6 +89,7 @@ def _fork(config: EngineConfig, rank: int, rendezvous: int, log: Path) -> _Child
 
 
 def _be_rank(config: EngineConfig, rank: int, pipes: RankPipes, log: Path) -> int:
+    os.environ["HICACHE_RANK"] = log.stem
     events = os.dup(pipes.events)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     # Whatever a library prints belongs into the log, not between the events.
@@ -135,7 +136,11 @@ def _verdict(children: list[_Child]) -> Ended:
     """Return why the engine ended: those who failed by themselves, else those who lost another rank."""
     failed = [(rank, child) for rank, child in enumerate(children) if child.status]
     causes = [(rank, child) for rank, child in failed if child.broken is None or child.broken.is_cause]
-    reasons = {rank: child.reason() or "" for rank, child in causes or failed}
+    reasons: dict[int, str] = {}
+    told: dict[Broken, str] = {}
+    for rank, child in causes or failed:
+        first = child.name if child.broken is None else told.setdefault(child.broken, child.name)
+        reasons[rank] = (child.reason() or "") if first == child.name else f"{child.name}: the same as {first}"
     return Ended(reasons, next((child.broken for _, child in causes if child.broken is not None), None))
 
 

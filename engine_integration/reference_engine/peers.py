@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.layout import Topology
 
 
@@ -31,7 +32,11 @@ class Peers(Protocol):
 
     @property
     def group(self) -> Group:
-        """All ranks, for the scheduler's decisions."""
+        """All ranks at the same time: at the start, for stores that come and go, for the tokens of a batch."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks, each in its own time: for the scheduler's steps."""
 
     def tensor_sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over this stage's ranks, the same on each; may reuse *tensor*."""
@@ -68,6 +73,9 @@ class NoPeers:
     tp_rank = 0
     pp_rank = 0
     group: Group = SingleRank()
+
+    def __init__(self) -> None:
+        self.ranks = Ranks()
 
     def tensor_sum(self, tensor: Tensor) -> Tensor:
         return tensor

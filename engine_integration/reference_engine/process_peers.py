@@ -9,10 +9,16 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed
 
-from hicache_storage.engine_integration.parallel.agree import Group
+from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.pp import Position, StepSync
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.parallel.torch_group import TorchGroup
+from hicache_storage.engine_integration.parallel.torch_link import TorchLink
 from hicache_storage.errors import InvariantError, RankFailure
 from hicache_storage.layout import Topology
+
+_STEP_TAG = 1
+"""Of messages between schedulers; what the models send each other has tag 0."""
 
 
 class ProcessPeers:
@@ -41,6 +47,7 @@ class ProcessPeers:
         self.pp_rank, self.tp_rank = divmod(rank, topology.tp)
         self._rank = rank
         self._background_timeout = timedelta(seconds=background_timeout_s)
+        timeout = timedelta(seconds=timeout_s)
         self._groups: list[tuple[Group, distributed.ProcessGroup]] = []
         self._tp_group: distributed.ProcessGroup | None = None
         with self._lost_rank("connect"):
@@ -49,12 +56,16 @@ class ProcessPeers:
                 init_method=f"file:///proc/self/fd/{rendezvous}",
                 rank=rank,
                 world_size=topology.tp * topology.pp,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timeout,
             )
             for stage in range(topology.pp):  # every rank takes part in making every group
-                group = distributed.new_group(list(range(stage * topology.tp, (stage + 1) * topology.tp)))
+                ranks = list(range(stage * topology.tp, (stage + 1) * topology.tp))
+                # A group does not inherit the deadline of the one that it is made from.
+                group = distributed.new_group(ranks, timeout=timeout)
                 self._tp_group = group if stage == self.pp_rank else self._tp_group
         self.group: Group = TorchGroup()
+        self._link: TorchLink | None = None
+        self.ranks = self._ranks(timeout_s)
 
     def tensor_sum(self, tensor: Tensor) -> Tensor:
         if self.topology.tp > 1:
@@ -97,16 +108,7 @@ class ProcessPeers:
         return [theirs.numpy().tobytes()[:length] for theirs, length in zip(everyone, lengths, strict=True)]
 
     def new_groups(self, count: int) -> list[Group]:
-        groups: list[Group] = []
-        with self._lost_rank("new group"):
-            for _ in range(count):
-                made = distributed.new_group(backend="gloo", timeout=self._background_timeout)
-                if not isinstance(made, distributed.ProcessGroup):
-                    raise InvariantError("a new group of all ranks leaves this one out")
-                group = TorchGroup(made)
-                self._groups.append((group, made))
-                groups.append(group)
-        return groups
+        return [self._new_group(self._background_timeout) for _ in range(count)]
 
     def drop_groups(self, groups: Sequence[Group]) -> None:
         for group, made in self._groups:
@@ -115,9 +117,29 @@ class ProcessPeers:
         self._groups = [pair for pair in self._groups if not any(pair[0] is one for one in groups)]
 
     def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
         with self._lost_rank("close"):
             distributed.barrier()
             distributed.destroy_process_group()
+
+    def _ranks(self, timeout_s: float) -> Ranks:
+        topology = self.topology
+        tp_group = TorchGroup(self._tp_group) if topology.tp > 1 else SingleRank()
+        if topology.pp > 1:
+            position = Position(self.pp_rank, topology.pp, self.tp_rank, topology.tp)
+            self._link = TorchLink(position, tag=_STEP_TAG, timeout_s=timeout_s)
+        backups, loads = (self._new_group(timedelta(seconds=timeout_s)) for _ in range(2))
+        return Ranks(StepSync(tp_group, self._link), backups, loads, timeout_s)
+
+    def _new_group(self, timeout: timedelta) -> Group:
+        with self._lost_rank("new group"):
+            made = distributed.new_group(backend="gloo", timeout=timeout)
+        if not isinstance(made, distributed.ProcessGroup):
+            raise InvariantError("a new group of all ranks leaves this one out")
+        group = TorchGroup(made)
+        self._groups.append((group, made))
+        return group
 
     @contextmanager
     def _lost_rank(self, step: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ import torch
 
 from hicache_storage.engine_integration.parallel.agree import agree_all
 from hicache_storage.engine_integration.reference_engine import messages, outcome
+from hicache_storage.engine_integration.reference_engine.compared import compared
 from hicache_storage.engine_integration.reference_engine.engine import EngineRank
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
 from hicache_storage.engine_integration.reference_engine.frames import FrameWriter, read_frame
@@ -54,9 +55,13 @@ def run_rank(config: EngineConfig, rank: int, pipes: RankPipes) -> int:
         _run(config, rank, pipes)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent hears of it
         _log.exception("rank.failed rank=%d", rank)
-        FrameWriter(pipes.last_words).write(outcome.encode(Broken.of(error)))
+        _say_why(pipes, error)
         return 1
     return 0
+
+
+def _say_why(pipes: RankPipes, error: BaseException) -> None:
+    FrameWriter(pipes.last_words).write(outcome.encode(Broken.of(error)))
 
 
 def die_with_parent() -> None:
@@ -70,6 +75,13 @@ def _run(config: EngineConfig, rank: int, pipes: RankPipes) -> None:
     if config.device == "cuda":
         torch.cuda.set_device(rank)
     peers = _connect(config, rank, pipes.rendezvous)
+    with compared(peers, lambda failure: _say_why(pipes, failure)):
+        _serve(config, rank, pipes, peers)
+    peers.close()
+    _log.info("rank.ended rank=%d", rank)
+
+
+def _serve(config: EngineConfig, rank: int, pipes: RankPipes, peers: Peers) -> None:
     engine = EngineRank(config, peers)
     agree_all(peers.group, "ready", lambda: True)
     inbox: Inbox = SimpleQueue()
@@ -77,10 +89,8 @@ def _run(config: EngineConfig, rank: int, pipes: RankPipes) -> None:
     if rank == 0:
         threading.Thread(target=_listen, args=(pipes.commands, inbox), name="hicache-commands", daemon=True).start()
         voice.write(outcome.encode(Ready()))
-    _log.info("rank.ready rank=%d of=%s", rank, topology.name)
+    _log.info("rank.ready rank=%d of=%s", rank, config.ranks.name)
     serve(engine, peers, inbox, lambda event: voice.write(messages.encode(event)))
-    peers.close()
-    _log.info("rank.ended rank=%d", rank)
 
 
 def _connect(config: EngineConfig, rank: int, rendezvous: int) -> Peers:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from hicache_storage.engine_integration.controller import Controller, Pools, StoreConnection
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.page_store import PageStore
-from hicache_storage.engine_integration.parallel.agree import Group, agree_min
+from hicache_storage.engine_integration.parallel.agree import Group, agree_made
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
 from hicache_storage.engine_integration.reference_engine.peers import Peers
 from hicache_storage.engine_integration.reference_engine.store_parts import StoreRole, open_target
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup, Part
+from hicache_storage.engine_integration.tiers.agreed_size import agree_host_pages
 from hicache_storage.engine_integration.tiers.host import HostPool
 from hicache_storage.engine_integration.tiers.sizing import HostSize, read_host_memory
 from hicache_storage.engine_integration.tiers.slots import PageAllocator
@@ -48,6 +49,12 @@ class _Host:
 
 
 @dataclass(frozen=True, slots=True)
+class _Opened:
+    store: ObjectStore
+    pages: PageGroup
+
+
+@dataclass(frozen=True, slots=True)
 class _Attached:
     store: ObjectStore
     groups: list[Group]
@@ -80,10 +87,13 @@ class RankTiers:
         pools = Pools(self.device, self.host)
         if config.cache == "host":
             options = config.tiers
-            self._host = _Host.beside(pool, self._host_pages(config), role)
+            num_pages = self._host_pages(config)
+            self._host = agree_made(
+                peers.group, "host tier", lambda: _Host.beside(pool, num_pages, role), lambda host: host.close()
+            )
             self.host = self._host.pool.slots
             pools = Pools(self.device, self.host, self._host.backup, self._host.load)
-        self.controller = Controller(config.page_tokens, pools, options=options, group=peers.group, counters=counters)
+        self.controller = Controller(config.page_tokens, pools, options=options, ranks=peers.ranks, counters=counters)
 
     def attach(self, target: StoreTarget) -> None:
         """Use a store from now on.
@@ -96,20 +106,13 @@ class RankTiers:
             raise ConfigError("this engine has no host tier, and a store is reached through it alone")
         if self._attached is not None:
             raise ConfigError("a store is attached already; detach it first")
-        host, opened = self._host.pool, list[ObjectStore]()
-
-        def open_it() -> int:
-            opened.append(open_target(target))
-            host.attach(opened[0])
-            return 0
-
-        try:
-            agree_min(self._peers.group, "attach", open_it)
-        except BaseException:
-            for store in opened:
-                store.close()
-            raise
-        self._connect(opened[0], host)
+        host = self._host.pool
+        opened = agree_made(
+            self._peers.group, "attach", lambda: self._open(target, host), lambda opened: _give_up(opened.store, host)
+        )
+        probe, read, write = groups = self._peers.new_groups(3)
+        self._attached = _Attached(opened.store, groups)
+        self.controller.attach(StoreConnection(opened.pages, probe, read, write, writes=self._role.can_write))
 
     def detach(self) -> None:
         """Finish what is being written and use no store any more. Without a store, does nothing."""
@@ -117,28 +120,30 @@ class RankTiers:
         self.controller.detach()
         if attached is not None and self._host is not None:
             self._peers.drop_groups(attached.groups)
-            self._host.pool.detach(attached.store)
-            attached.store.close()
+            _give_up(attached.store, self._host.pool)
 
     def close(self) -> None:
         """Bring what is under way to its end, and give everything back."""
         self.controller.settle()
         self.detach()
+        self.controller.close()
         if self._host is not None:
             self._host.close()
 
-    def _connect(self, store: ObjectStore, host: HostPool) -> None:
-        writes = self._role.is_elected and self._role.can_write
-        client = PageStore(
-            store, self._role.namespace, self._role.layout, read_only=not writes, counters=self._counters
-        )
-        probe, read, write = groups = self._peers.new_groups(3)
-        self._attached = _Attached(store, groups)
-        pages = PageGroup(Part("kv", client, host.page, writes=writes))
-        self.controller.attach(StoreConnection(pages, probe, read, write, writes=self._role.can_write))
+    def _open(self, target: StoreTarget, host: HostPool) -> _Opened:
+        """Return the store, open, with access to the host's memory, and this rank's pages in it."""
+        role, writes = self._role, self._role.is_elected and self._role.can_write
+        store = open_target(target)
+        try:
+            client = PageStore(store, role.namespace, role.layout, read_only=not writes, counters=self._counters)
+            host.attach(store)
+        except BaseException:
+            store.close()
+            raise
+        return _Opened(store, PageGroup(Part("kv", client, host.page, writes=writes)))
 
     def _host_pages(self, config: EngineConfig) -> int:
-        """Return the host pages of each rank: stages hold different layers, and the smallest number counts for all."""
+        """Return the host pages of each rank: by the options, as many as every rank has room for."""
         tiers, topology = config.tiers, config.ranks
         given = (tiers.host_nbytes, tiers.host_ratio, tiers.host_memory_fraction)
         size = HostSize(
@@ -152,7 +157,12 @@ class RankTiers:
         def local() -> int:
             return size.num_pages(page_nbytes, device_pages=config.device_pages, memory=read_host_memory())
 
-        return agree_min(self._peers.group, "host pages", local)
+        return agree_host_pages(self._peers.group, config.page_tokens, local)
+
+
+def _give_up(store: ObjectStore, host: HostPool) -> None:
+    host.detach(store)
+    store.close()
 
 
 def _device_only(tiers: TierOptions) -> TierOptions:

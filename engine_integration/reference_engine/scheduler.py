@@ -15,6 +15,7 @@ from array import array
 from bisect import insort
 from dataclasses import dataclass
 
+from hicache_storage.engine_integration.consensus import rank_consensus
 from hicache_storage.engine_integration.controller import Controller
 from hicache_storage.engine_integration.radix import Key, Tier, reusable_pages
 from hicache_storage.engine_integration.reference_engine import counted
@@ -92,6 +93,7 @@ class Scheduler:
 
     # -- commands --------------------------------------------------------------------------
 
+    @rank_consensus(same_params=("request.request_id", "len(request.tokens)", "request.max_new_tokens"))
     def generate(self, request: Generate) -> None:
         """Take up a request, or fail it at once."""
         reason = why_not(request, self._limits.vocab_size)
@@ -112,6 +114,7 @@ class Scheduler:
             return
         self._wait(Text(request, self._serial, seed, stop, array("I", request.tokens)))
 
+    @rank_consensus(same_params="request_id")
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown ids are ignored."""
         for text in self._waiting:
@@ -134,6 +137,7 @@ class Scheduler:
 
     # -- a step ----------------------------------------------------------------------------
 
+    @rank_consensus(same_results=True)
     def step(self) -> bool:
         """Apply what has finished, admit, compute one batch; say whether anything was computed. A collective."""
         self._controller.step()
@@ -159,6 +163,7 @@ class Scheduler:
                     self._start(text)
                 return
 
+    @rank_consensus(same_params="text.id", same_results=("text.cached", "text.pages"))
     def _start(self, text: Text) -> None:
         admission = self._controller.admit(text.id)
         text.pages = list(admission.pages)
@@ -176,6 +181,7 @@ class Scheduler:
             text.cached = admission.cached
             self._count_cached(text)
 
+    @rank_consensus(same_results="result[*].id")
     def _plan(self) -> list[Text]:
         """Return whose next piece is computed in this step, the oldest first, each with its pages."""
         # A text that gives up its pages for an older one is not there any more when it is its turn.
@@ -201,6 +207,7 @@ class Scheduler:
                     return False
         return True
 
+    @rank_consensus(same_params="text.id")
     def _preempt(self, text: Text) -> None:
         """Give the pages of *text* to whoever needs them; what nobody needs it will find again."""
         self._running.remove(text)
@@ -215,6 +222,7 @@ class Scheduler:
         text.release()
         self._wait(text)
 
+    @rank_consensus(same_params=("text.id", "text.num_failed"))
     def _restore_failed(self, text: Text) -> None:
         self._counters.add(counted.RESTORES_FAILED)
         text.num_failed += 1
@@ -226,6 +234,7 @@ class Scheduler:
         self._controller.arrive(text.id, text.tokens, seed=text.seed)
         insort(self._waiting, text, key=_by_arrival)
 
+    @rank_consensus(same_params=("text.id", "stop", "computed"), same_results=("text.computed", "text.pages"))
     def _apply(self, text: Text, stop: int, computed: Computed) -> None:
         if not computed.is_restored:
             self._running.remove(text)
@@ -247,6 +256,7 @@ class Scheduler:
 
     # -- small things ----------------------------------------------------------------------
 
+    @rank_consensus(same_params="text.id", same_results=True)
     def _has_room(self, text: Text) -> bool:
         """Return whether all tokens of *text* fit, and one page more for each request that runs."""
         tree = self._controller.tree

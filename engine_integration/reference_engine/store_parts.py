@@ -10,6 +10,11 @@ from hicache_storage.layout import Grid, GridPlan, KVShape, Namespace, Shard, Sh
 from hicache_storage.registry import resolve_store
 from hicache_storage.store import ObjectStore
 
+_BREAKER_FAILURES = 3
+"""Calls in a row that found no store, after which an engine asks it only now and then."""
+
+_BREAKER = "middleware.breaker_failures"
+
 
 @dataclass(frozen=True, slots=True)
 class StoreRole:
@@ -55,9 +60,16 @@ def store_role(config: EngineConfig, shape: KVShape, *, tp_rank: int, pp_rank: i
 
 
 def open_target(target: StoreTarget) -> ObjectStore:
-    """Return the open store; the caller closes it. Raises as `registry.open_store` does."""
+    """Return the open store; the caller closes it. Raises as `registry.open_store` does.
+
+    It has a circuit breaker unless *target* says otherwise: requests, and whoever ends an engine, wait for what is
+    being written, and each write would cost a store that is silent its whole deadline.
+    """
     extra: dict[str, Setting] = {} if target.extra_config is None else load_extra_config(target.extra_config)
-    return resolve_store(target.backend, extra).open()
+    resolved = resolve_store(target.backend, extra)
+    if all(setting.name != _BREAKER for setting in resolved.settings):
+        resolved = replace(resolved, middleware=replace(resolved.middleware, breaker_failures=_BREAKER_FAILURES))
+    return resolved.open()
 
 
 def _own_layout(shape: KVShape, shard: Shard) -> ShardLayout:

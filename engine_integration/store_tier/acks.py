@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-from hicache_storage.errors import InvariantError
+from hicache_storage.engine_integration.consensus.decorator import rank_consensus
+from hicache_storage.errors import InvariantError, RankFailure
 
 T = TypeVar("T")
 
@@ -14,11 +15,19 @@ T = TypeVar("T")
 class AckQueue(Generic[T]):
     """An ordered queue that the scheduler empties by agreed counts only.
 
-    The order is that of the work, the same on every rank; how much of it is ready differs between
-    ranks. So a scheduler takes as many as the slowest rank has, and leaves the rest queued.
+    The order is that of the work, the same on every rank; how much of it is ready differs between ranks. The first
+    stage says how many are taken: a rank that has not so many yet waits, and leaves queued what it has more.
+
+    Args:
+        what: the acknowledgements, for messages.
+        rank: whose queue it is, for messages.
+        patience_s: how long `take` waits for acknowledgements that are not there yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "acknowledgements", *, rank: int = 0, patience_s: float = 0.0) -> None:
+        self._what = what
+        self._rank = rank
+        self._patience_s = patience_s
         self._lock = threading.Condition()
         self._acks: deque[T] = deque()
 
@@ -29,20 +38,25 @@ class AckQueue(Generic[T]):
 
     def ready(self) -> int:
         """Return how many acknowledgements this rank has; more may come at any time, none goes away."""
-        with self._lock:
-            return len(self._acks)
+        return len(self._acks)
 
+    @rank_consensus(same_params=("self._what", "count"), same_results="result[*].identity")
     def take(self, count: int) -> list[T]:
         """Return the *count* oldest acknowledgements.
 
         Raises:
-            InvariantError: there are fewer; *count* was no agreed one.
+            InvariantError: there are fewer, and this queue does not wait; *count* was no agreed one.
+            RankFailure: there still are fewer when the patience has ended; none is taken.
         """
         with self._lock:
-            if count > len(self._acks):
-                raise InvariantError(f"{count} acknowledgements asked for, {len(self._acks)} ready")
-            return [self._acks.popleft() for _ in range(count)]
+            if self._lock.wait_for(lambda: count <= len(self._acks), self._patience_s):
+                return [self._acks.popleft() for _ in range(count)]
+            missing = f"{count} {self._what} asked for, {len(self._acks)} ready"
+        if not self._patience_s:
+            raise InvariantError(missing)
+        raise RankFailure(self._what, {self._rank: f"{missing} after {self._patience_s:g} s"})
 
+    @rank_consensus(same_params="self._what", same_results="result.identity")
     def wait(self) -> T:
         """Return the oldest acknowledgement, once it is there: what is waited for must have been submitted."""
         with self._lock:

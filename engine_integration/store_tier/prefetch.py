@@ -46,6 +46,11 @@ class Fetch:
     prefix: Sequence[str] = ()
     stopped: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def name(self) -> str:
+        """What tells it from any other that runs, the same on every rank: its first page and their number."""
+        return f"{self.page_hashes[0][:16]}+{len(self.page_hashes)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Probed:
@@ -59,6 +64,11 @@ class Probed:
     fetch: Fetch
     pages: int
     read_s: float | None
+
+    @property
+    def identity(self) -> str:
+        """What every rank has taken when it has taken this one."""
+        return f"hit {self.fetch.name} {self.pages} {self.read_s}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,11 @@ class Progress:
     pages: int
     last: bool
 
+    @property
+    def identity(self) -> str:
+        """What every rank has taken when it has taken this one."""
+        return f"read {self.fetch.name} {self.pages} {self.last}"
+
 
 class Prefetcher:
     """Probes and reads on two threads of its own.
@@ -82,6 +97,7 @@ class Prefetcher:
         pages: where this rank's pages are.
         probe_group, read_group: the ranks that agree; each thread has a group of its own.
         batch_pages: pages read between two agreements.
+        patience_s: how long this rank may be late with an acknowledgement that others have.
         clock: seconds, monotonic.
     """
 
@@ -94,9 +110,10 @@ class Prefetcher:
         batch_pages: int,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        patience_s: float = 0.0,
     ) -> None:
-        self.probed: AckQueue[Probed] = AckQueue()
-        self.progress: AckQueue[Progress] = AckQueue()
+        self.probed: AckQueue[Probed] = AckQueue("L3 hits", rank=probe_group.rank, patience_s=patience_s)
+        self.progress: AckQueue[Progress] = AckQueue("L3 reads", rank=read_group.rank, patience_s=patience_s)
         self.speed = FetchSpeed()
         self._pages = pages
         self._probe_group = probe_group

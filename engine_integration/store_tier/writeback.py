@@ -44,6 +44,12 @@ class Written:
     write: Write
     pages: int
 
+    @property
+    def identity(self) -> str:
+        """What every rank has taken when it has taken this one."""
+        hashes = self.write.page_hashes
+        return f"written {hashes[0][:16]}+{len(hashes)} {self.pages}"
+
 
 class Writeback:
     """Writes in the order of submission, which is prefix order, so that the store's content is prefix-closed.
@@ -51,10 +57,11 @@ class Writeback:
     Args:
         pages: where this rank's pages go.
         group: the ranks that agree.
+        patience_s: how long this rank may be late with an acknowledgement that others have.
     """
 
-    def __init__(self, pages: PageGroup, *, group: Group, counters: Counters) -> None:
-        self.written: AckQueue[Written] = AckQueue()
+    def __init__(self, pages: PageGroup, *, group: Group, counters: Counters, patience_s: float = 0.0) -> None:
+        self.written: AckQueue[Written] = AckQueue("L3 writes", rank=group.rank, patience_s=patience_s)
         self._pages = pages
         self._group = group
         self._counters = counters

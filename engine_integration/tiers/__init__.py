@@ -3,6 +3,7 @@
 `slots` and `sizing` are torch-free; `host`, with the arena itself, loads torch and is imported by its own name.
 """
 
+from hicache_storage.engine_integration.tiers.agreed_size import agree_host_pages
 from hicache_storage.engine_integration.tiers.sizing import (
     HostMemory,
     HostSize,
@@ -16,6 +17,7 @@ __all__ = [
     "HostMemory",
     "HostSize",
     "PageAllocator",
+    "agree_host_pages",
     "capacity_tokens",
     "common_capacity_tokens",
     "contiguous_runs",

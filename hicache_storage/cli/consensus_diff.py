@@ -19,7 +19,7 @@ from hicache_storage.engine_integration.consensus.rank_log import Header, LogRea
 from hicache_storage.errors import ConfigError
 
 _EXAMPLES = """\
-hicache consensus-diff /var/log/consensus
+hicache consensus-diff logs
 hicache consensus-diff host1/*.jsonl host2/*.jsonl --json"""
 
 
@@ -31,8 +31,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         summary="compare the rank logs of the rank consensus checker",
         description="Compare what the ranks of one run did, in order: all of them, TP peers within a stage, and the "
         "stages at each TP position. Says what differs first: call order, parameters or results. Ranks write these "
-        "logs with HICACHE_RANK_CONSENSUS_CHECKER=1 and HICACHE_RANK_CONSENSUS_LOG_FOLDER. Exit status 1 if ranks "
-        "differ, 4 if they do not as far as the logs can be read, and a part of them cannot.",
+        "logs under hicache serve --rank-consensus, or with HICACHE_RANK_CONSENSUS_CHECKER=1 and "
+        "HICACHE_RANK_CONSENSUS_LOG_FOLDER. Exit status 1 if ranks differ, 4 if they do not as far as the logs can be "
+        "read, and a part of them cannot.",
         examples=_EXAMPLES,
     )
     parser.add_argument("logs", metavar="LOG", nargs="+", type=Path, help="a rank log, or a folder with rank logs")

@@ -17,6 +17,7 @@ from hicache_storage.config import Setting
 from hicache_storage.errors import CorruptObject, HiCacheError
 from hicache_storage.layout import RangeVerifier, block_nbytes, build_trailer
 from hicache_storage.store import ObjectStore
+from hicache_storage.types import WriteResult
 
 _PAYLOAD_NBYTES = 2 << 20
 _BLOCK_NBYTES = block_nbytes(64 << 10)
@@ -122,13 +123,20 @@ class Probe:
 
     def write(self) -> Check:
         # What a store that forbids deleting says of that belongs to the check of deleting.
-        seconds = _median(self.clean_up, self._write)
+        results: list[WriteResult] = []
+        seconds = _median(self.clean_up, lambda: results.append(self._write()))
+        if WriteResult.ALREADY_THERE in results:
+            return Check(
+                "write", passed=True, detail="2 MiB object; no speed, it cannot be deleted to be written again"
+            )
         return Check("write", passed=True, detail="2 MiB object", seconds=seconds, nbytes=len(self._object))
 
     def exists(self) -> Check:
         seconds = _median(lambda: None, lambda: self._store.exists_many([self._key]))
-        there = bool(self._store.exists_many([self._key])[0])
-        return Check("exists", there, "found" if there else "the object just written is not found", seconds)
+        [outcome] = self._store.exists_many([self._key])
+        if outcome.error is not None:
+            raise outcome.error
+        return Check("exists", bool(outcome), "found" if outcome else "the object just written is not found", seconds)
 
     def read(self) -> Check:
         seconds = _median(lambda: None, self._read_whole)
@@ -160,8 +168,8 @@ class Probe:
         gone = self._store.delete(self._key) and self._store.stat(self._key) is None
         return Check("delete", gone, "gone" if gone else "the object is still there")
 
-    def _write(self) -> None:
-        self._store.write(self._key, [self._payload, self._trailer])
+    def _write(self) -> WriteResult:
+        return self._store.write(self._key, [self._payload, self._trailer])
 
     def _read_whole(self) -> None:
         if not self._store.read_into(self._key, 0, [self._object], object_nbytes=len(self._object)):

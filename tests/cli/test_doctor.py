@@ -191,15 +191,21 @@ def test_a_broken_store_fails_at_the_check_that_finds_it(
 
 
 @pytest.mark.parametrize(
-    ("script", "op"), [("write:raise,delete:raise", "write"), ("read:raise", "read"), ("delete:raise", "delete")]
+    ("script", "check", "op"),
+    [
+        ("write:raise,delete:raise", "write", "write"),
+        ("stat:raise", "exists", "stat"),
+        ("read:raise", "read", "read"),
+        ("delete:raise", "delete", "delete"),
+    ],
 )
 def test_a_failed_check_names_the_operation_that_failed(
-    hicache: Hicache, scripted: Callable[[str], list[str]], script: str, op: str
+    hicache: Hicache, scripted: Callable[[str], list[str]], script: str, check: str, op: str
 ) -> None:
     ended = hicache("doctor", *scripted(script))
 
     (failed,) = [line for line in ended.out.splitlines() if "FAILED" in line]
-    assert failed.startswith(f"{op}  ")
+    assert failed.startswith(f"{check}  ")
     assert f"op={op} " in failed
 
 
@@ -209,6 +215,16 @@ def test_a_store_that_forbids_deleting_fails_at_delete_alone(
     ended = hicache("doctor", *scripted("delete:raise"), "--json")
 
     assert checks(ended.json()) == dict.fromkeys(CHECKS[:-1], True) | {"delete": False}
+
+
+def test_finding_an_object_there_is_not_taken_for_the_speed_of_writing_it(
+    hicache: Hicache, scripted: Callable[[str], list[str]]
+) -> None:
+    listed = hicache("doctor", *scripted("delete:raise"), "--json").json()["checks"]
+
+    assert isinstance(listed, list)
+    assert (listed[0]["name"], listed[0]["seconds"], listed[0]["gb_s"]) == ("write", None, None)
+    assert "cannot be deleted" in listed[0]["detail"]
 
 
 @pytest.mark.parametrize("script", ["", *BREAKAGES])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from hicache_storage.cli.demo.signals import undisturbed
 from hicache_storage.cli.options import store_target
 from hicache_storage.config import Setting, default_backend, from_mapping, load_extra_config
 from hicache_storage.errors import ConfigError
@@ -73,7 +73,7 @@ def provided_store(args: argparse.Namespace, tell: Callable[[str], None]) -> Ite
         )
         yield resolve_store(backend, from_mapping(server.options, _OURS) | extra)
     finally:
-        with _undisturbed():
+        with undisturbed():
             server.service.stop()
 
 
@@ -106,18 +106,6 @@ def _complaint_about_nothing(backend: str) -> str:
 
 def _tells_of_a_server(settings: tuple[Setting, ...], kind: _Kind) -> bool:
     return any(setting.name in kind.theirs and setting.source not in ("default", _OURS) for setting in settings)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave signals that would end this process unheard: a server must not be left half stopped."""
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ending}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _redis() -> _Server:

@@ -123,7 +123,7 @@ class _Run:
             usage = self._choice.usage
             self._services.metrics.ended(self._endpoint, outcome, usage, time.monotonic() - self._started_s)
             if recorder is not None and record is not None:
-                recorder.finish(record, usage.new_tokens)
+                recorder.finish(record, self._choice.tokens)
 
     async def _generate(self, sink: Sink) -> str:
         with self._services.link.generate(self._choice.request) as tokens:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hicache_storage import telemetry
 from hicache_storage.cli.serve.usage import Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,7 +88,8 @@ class _EngineCounters(Collector):
     """The engine's counters as metrics.
 
     ``read_failed.StoreFull`` becomes ``hicache_engine_read_failed_total{cause="StoreFull"}``, ``now.host_pages``, which
-    goes up and down, the gauge ``hicache_engine_host_pages``.
+    goes up and down, the gauge ``hicache_engine_host_pages``. ``times.store_call.read.done.500``, how often it took how
+    long, becomes part of the histogram ``hicache_engine_store_call_seconds{op="read",result="done"}``.
     """
 
     def __init__(self, counters: Mapping[str, int]) -> None:
@@ -94,14 +97,19 @@ class _EngineCounters(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, dict[str, int]] = defaultdict(dict)
+        times: dict[str, dict[str, int]] = defaultdict(dict)
         for name, count in sorted(self._counters.items()):
             event, _, label = name.partition(".")
-            if event == _NOW:
+            if event == telemetry.TIMES:
+                timed, bound = label.rsplit(".", 1)
+                times[timed][bound] = count
+            elif event == _NOW:
                 yield GaugeMetricFamily(_engine_name(label), f"The engine's {label} at this moment.", value=count)
             else:
                 families[event][label] = count
         for event, counts in families.items():
             yield _family(event, counts)
+        yield from _histograms(times)
 
 
 def _family(event: str, counts: Mapping[str, int]) -> CounterMetricFamily:
@@ -111,6 +119,22 @@ def _family(event: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     for label, count in counts.items():
         family.add_metric([label] if labels else [], count)
     return family
+
+
+def _histograms(times: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    """Yield a histogram for each first word of the names in *times*; the other two are the labels."""
+    families: dict[str, HistogramMetricFamily] = {}
+    for name, counts in times.items():
+        event, op, result = name.split(".")
+        doc = f"The engine's {event}, of all ranks together: how long each took."
+        family = families.setdefault(
+            event, HistogramMetricFamily(f"{_engine_name(event)}_seconds", doc, labels=["op", "result"])
+        )
+        below = list(accumulate(counts.get(f"{bound}", 0) for bound in telemetry.BOUNDS_MS))
+        buckets = [(f"{bound / 1e3:g}", count) for bound, count in zip(telemetry.BOUNDS_MS, below, strict=True)]
+        buckets.append(("+Inf", below[-1] + counts.get("more", 0)))
+        family.add_metric([op, result], buckets, sum_value=counts["us"] / 1e6)
+    yield from families.values()
 
 
 def _engine_name(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hicache_storage.config import Secret, check_fields, option, parse_seconds, whole_number
+from hicache_storage.engine_integration.consensus.options import Mode
 from hicache_storage.engine_integration.reference_engine.model_folder import default_cache
 
 KeyScheme = Literal["unified", "rank-suffix"]
@@ -69,6 +70,12 @@ class ServeOptions:
     log_folder: Path | None = option(None, doc="folder for a log of each rank; default: one that is removed at the end")
     log_level: Literal["debug", "info", "warning", "error"] | None = option(
         None, doc="least level that is logged, debug, info, warning or error; default: warning, or as -v says"
+    )
+
+    rank_consensus: Mode | None = option(
+        None,
+        doc="compare the decisions of all ranks, and report or stop where they part: off, report or stop; "
+        "default: off, or what HICACHE_RANK_CONSENSUS_CHECKER says",
     )
 
     disable_radix_cache: bool = option(False, doc="share nothing between requests")  # noqa: FBT003 - the default

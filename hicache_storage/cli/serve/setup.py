@@ -106,6 +106,7 @@ def _engine_config(settings: Settings, source: ModelSource, kv_dtype: str, grid:
         layer_partition=None if grid is None else grid.layer_partition,
         head_partition=None if grid is None else grid.head_partition,
         writes_store=not options.hicache_storage_read_only,
+        rank_consensus=options.rank_consensus,
     )
 
 

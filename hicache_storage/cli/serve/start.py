@@ -17,6 +17,7 @@ from hicache_storage.cli.serve.arguments import Settings
 from hicache_storage.cli.serve.engine import EngineClient, StartEngine
 from hicache_storage.cli.serve.lifecycle import Serving, StopOrder, bind, serve
 from hicache_storage.cli.serve.options import ServeOptions
+from hicache_storage.cli.serve.rank_logs import with_rank_logs
 from hicache_storage.cli.serve.recorder import check_new
 from hicache_storage.cli.serve.setup import Setup, prepare
 from hicache_storage.cli.serve.tokenizer import find_tokenizer
@@ -41,7 +42,7 @@ def run_server(settings: Settings, start_engine: StartEngine) -> int:
         setup = prepare(settings, tell)
         serving = _serving(options, setup, listener)
         tell(f"engine: starting {setup.engine.topology} on {setup.engine.device}")
-        client = start_engine(setup.engine, options.log_folder)
+        client = start_engine(*with_rank_logs(setup.engine, options.log_folder, tell))
         return asyncio.run(_serve(client, serving, lambda url: _be_ready(url, setup, tell)))
 
 

@@ -31,6 +31,11 @@ COUNTERS = {
     "read_failed.StoreUnavailable": 1,
     "cached_tokens.device": 5,
     "now.host_pages": 12,
+    "times.store_call.read.done.5": 3,
+    "times.store_call.read.done.500": 2,
+    "times.store_call.read.done.us": 610_000,
+    "times.store_call.read.StoreUnavailable.more": 1,
+    "times.store_call.read.StoreUnavailable.us": 31_000_000,
 }
 _PATIENCE_S = 20.0
 

@@ -75,6 +75,20 @@ def test_counters_of_the_engine_are_there_by_cause_and_tier(server: RunningServe
     assert found["hicache_engine_up", ()] == 1
 
 
+def test_calls_to_the_store_are_histograms_by_operation_and_result(server: RunningServer) -> None:
+    found = samples(server)
+
+    def of(kind: str, result: str, *more: tuple[str, str]) -> float:
+        return found[
+            f"hicache_engine_store_call_seconds_{kind}", tuple(sorted([*more, ("op", "read"), ("result", result)]))
+        ]
+
+    bounds = ["0.001", "0.005", "0.1", "0.5", "30", "+Inf"]
+    assert [of("bucket", "done", ("le", bound)) for bound in bounds] == [0, 3, 3, 5, 5, 5]
+    assert [of("bucket", "StoreUnavailable", ("le", bound)) for bound in bounds] == [0, 0, 0, 0, 0, 1]
+    assert (of("count", "done"), of("sum", "done"), of("sum", "StoreUnavailable")) == (5, 0.61, 31)
+
+
 def test_engine_that_does_not_answer_costs_only_its_own_counters(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,9 +56,10 @@ class Link:
         (float("nan"), "nan"),
         ("a\n\0ü", r"'a\n\x00\xfc'"),
         (b"\x01\xff", "<2 bytes 01ff>"),
+        (b"", "<0 bytes>"),
         (bytearray(b"\x01"), "<1 bytes 01>"),
         (memoryview(b"\x01"), "<1 bytes 01>"),
-        (array("H", [1]), "<2 bytes 0100>"),
+        (array("H", [1]), "[1]"),
         ([1, [2], "x"], "[1, [2], 'x']"),
         (deque([1, 2]), "[1, 2]"),
         ((1, None), "(1, None)"),
@@ -106,7 +107,12 @@ def test_a_value_of_many_parts_ends() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda last: [*range(5000), last], lambda last: "x" * 5000 + last, lambda last: b"x" * 5000 + last.encode()],
+    [
+        lambda last: [*range(5000), last],
+        lambda last: "x" * 5000 + last,
+        lambda last: b"x" * 5000 + last.encode(),
+        lambda last: array("q", [*range(5000), ord(last)]),
+    ],
 )
 def test_what_is_cut_off_still_counts(make: Callable[[str], object]) -> None:
     texts = {canonical(make(last)) for last in ("a", "b", "a")}

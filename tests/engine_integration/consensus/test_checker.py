@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hicache_storage.engine_integration.consensus import Differs, Divergence, rank_consensus
+from hicache_storage.engine_integration.consensus import Checker, Differs, Divergence, rank_consensus
 from hicache_storage.engine_integration.consensus.entry import MAX_NAME_CHARS, MAX_VALUE_CHARS, Entry, Rank
+from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
 from hicache_storage.errors import RankFailure
-from tests.engine_integration.consensus.ranks import Ranks, Turns, options
+from hicache_storage.layout import Topology
+from tests.engine_integration.consensus.ranks import PATIENCE_S, Ranks, Turns, options
 
 pytestmark = pytest.mark.usefixtures("checker_on")
 TOPOLOGIES = ["tp2", "tp2pp2", "pp3"]
@@ -211,6 +214,57 @@ def test_when_it_is_to_stop_each_rank_fails_at_its_next_call_and_says_why() -> N
         assert caught.value.step == "rank consensus, entry 1"
         assert "returns result=0" in caught.value.reasons[0]
         assert "returns result=1" in caught.value.reasons[1]
+
+
+def test_when_it_is_to_stop_somebody_hears_of_it_who_need_not_wait_for_the_next_call() -> None:
+    _, match = decorated()
+    heard: list[list[RankFailure]] = [[], []]
+    groups = ThreadGroup.of(2, timeout_s=PATIENCE_S)
+
+    def act(rank: int) -> None:
+        chosen = options(on_divergence="stop")
+        with (
+            Checker(groups[rank], Topology.parse("tp2"), chosen, on_stop=heard[rank].append) as checker,
+            checker.guard(),
+        ):
+            match("a", 1, rank)
+
+    with ThreadPoolExecutor(2) as ranks:
+        list(ranks.map(act, range(2)))
+
+    assert [[failure.step for failure in here] for here in heard] == [["rank consensus, entry 1"]] * 2
+
+
+def test_a_rank_that_fails_does_not_wait_for_those_that_wait_for_it() -> None:
+    poll, _ = decorated()
+    ranks = Ranks("tp2", options())
+    turns = Turns()
+
+    def act(rank: int) -> None:
+        if rank == 0:
+            ranks.checkers[0].close(timeout_s=0.01)
+            turns.done()
+        else:
+            turns.wait()
+            poll()
+
+    assert ranks.run(act) == [None, None]
+    assert found(ranks)[1] == [(0, Differs.ORDER)]
+
+
+def test_what_ranks_parted_at_is_an_error_unless_one_of_them_has_raised_there() -> None:
+    @rank_consensus(same_results=True)
+    def share(rank: int, whole: int) -> float:
+        return whole / rank
+
+    apart, failing = Ranks("tp2", options()), Ranks("tp2", options())
+
+    apart.run(lambda rank: share(rank + 1, 2))
+    failing.run(lambda rank: share(rank, 2))
+
+    failures = [checker.failure for checker in apart.checkers]
+    assert all(failure is not None and "returns result=2.0" in failure.reasons[0] for failure in failures)
+    assert [checker.failure for checker in failing.checkers] == [None, None]
 
 
 def test_when_it_is_to_report_ranks_go_on_and_no_more_than_the_first_few_are_told() -> None:

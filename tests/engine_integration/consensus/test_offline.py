@@ -126,8 +126,20 @@ def test_the_first_of_many_differences_is_found(seed: int) -> None:
 
     found = where(compared(logs))
 
+    first = min(at for _, at in changed)
     for group in comparisons(RANKS):
-        sides = [logs[rank] for rank in group.ranks]
-        first = next((at for at, entries in enumerate(zip(*sides, strict=True)) if len(set(entries)) > 1), None)
+        differs_there = len({logs[rank][first] for rank in group.ranks}) > 1
         place = found[group.name]
-        assert (None if place is None else place[0]) == first
+        assert (None if place is None else place[0]) == (first if differs_there else None)
+
+
+def test_what_ranks_do_after_they_have_parted_is_not_compared() -> None:
+    """They fail one after another then, and peers who had agreed differ as well."""
+    logs = {rank: log("abcdefgh") for rank in RANKS}
+    logs[Rank(1, 1)][2] = logs[Rank(1, 1)][2]._replace(value="X")
+    logs[Rank(0, 0)] = logs[Rank(0, 0)][:5]
+
+    found = where(compared(logs))
+
+    assert found["all ranks"] == (2, Differs.PARAMETERS)
+    assert found["TP peers of pp0"] is None

@@ -31,11 +31,18 @@ class Match:
         ("len(match.pages)", "3"),
         ("match.by_name['kv'][1]", "2"),
         ('len(match.by_name["kv"])', "2"),
+        ("match.pages[*]", "[7, 8, 9]"),
+        ("matches[*].num_device", "[3, 4]"),
+        ("matches[*].pages[*]", "[[7, 8, 9], []]"),
+        ("matches[*].pages[-1]", "<IndexError>"),
+        ("len(matches[*].num_device)", "2"),
         ("request_id", "'r'"),
     ],
 )
 def test_a_path_selects_attributes_items_and_lengths(source: str, selected: str) -> None:
-    assert Selector.parse(source).text({"match": Match(), "request_id": "r"}) == f"{source}={selected}"
+    values = {"match": Match(), "matches": [Match(), Match(4, [])], "request_id": "r"}
+
+    assert Selector.parse(source).text(values) == f"{source}={selected}"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,8 @@ def test_a_path_selects_attributes_items_and_lengths(source: str, selected: str)
         "request..id",
         "request[",
         "request[x]",
+        "request[**]",
+        "[*].id",
         "request[1:2]",
         "request[1e3]",
         "request['a\\'b']",
@@ -88,3 +97,10 @@ def test_a_path_that_does_not_fit_the_value_is_a_text_that_says_so(source: str, 
 
 def test_only_ascii_comes_out() -> None:
     assert Selector.parse("names['ü']").text({"names": {"ü": "ß"}}) == "names['\\xfc']='\\xdf'"
+
+
+def test_an_iterator_is_not_used_up_for_its_items() -> None:
+    items = iter([1, 2])
+
+    assert Selector.parse("items[*]").text({"items": items}) == "items[*]=<TypeError>"
+    assert next(items) == 1

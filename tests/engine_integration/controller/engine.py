@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from hicache_storage.engine_integration.controller import Admission, Controller,
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.page_store import PageStore
 from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.radix import reusable_pages
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup, Part
 from hicache_storage.engine_integration.tiers.slots import PageAllocator
@@ -42,18 +44,21 @@ class Memory:
 
 
 class Job:
-    """A copy that runs when somebody waits for it, or when the test lets it."""
+    """A copy that runs when the rank's own thread waits for it, or when the test lets it."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
+        self._ended = threading.Event()
         self.error: Exception | None = None
         self.layers = Layers(self)
         self.before: Callable[[], object] = lambda: None
 
     def done(self) -> bool:
-        return self._copy is None
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
+        if threading.current_thread().name.startswith("hicache-"):
+            return self._ended.wait()  # whoever tells the other ranks how it ended does not make it end
         copy, self._copy = self._copy, None
         if copy is not None:
             self.before()
@@ -61,6 +66,7 @@ class Job:
                 copy()
             except Exception as error:
                 self.error = error
+            self._ended.set()
         return True
 
 
@@ -122,7 +128,7 @@ class Engine:
         options: TierOptions | None = None,
         store: ObjectStore | None = None,
         at_once: bool = True,
-        group: Group | None = None,
+        ranks: Ranks | None = None,
         groups: tuple[Group, Group, Group] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -134,7 +140,7 @@ class Engine:
             PAGE_TOKENS,
             Pools(self.device_slots, self.host_slots, self.backup, self.load),
             options=options or TierOptions(prefetch_threshold_tokens=PAGE_TOKENS, load_back_threshold_tokens=0),
-            group=group,
+            ranks=ranks,
             clock=clock,
         )
         self.counters = self.controller.counters
@@ -207,6 +213,7 @@ class Engine:
         self.controller.flush()
         self.check()
         assert (self.device_slots.num_held, self.host_slots.num_held) == (0, 0)
+        self.controller.close()
 
 
 def prompt(*pages: int, extra: int = 0) -> list[int]:

@@ -3,97 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hicache_storage.engine_integration.controller import CachedTokens
-from hicache_storage.engine_integration.options import PREFETCH_POLICIES, WRITE_POLICIES, TierOptions, WritePolicy
-from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
-from hicache_storage.layout import page_hashes
-from hicache_storage.store import ObjectStore
+from hicache_storage.engine_integration.options import PREFETCH_POLICIES, WRITE_POLICIES, WritePolicy
 from hicache_storage.testing.faults import Fault, FaultyStore, Gate
 from hicache_storage.testing.memory import MemoryStore
-from tests.engine_integration.controller.engine import PAGE_TOKENS, Engine, prompt
+from tests.engine_integration.controller.engine import PAGE_TOKENS
 from tests.engine_integration.controller.flaky import FlakyStore
+from tests.engine_integration.controller.ranks import HASHES, PROMPT, Ranks, options
 from tests.engine_integration.controller.walk import Walk
 
 pytestmark = pytest.mark.usefixtures("busy_threads")
 
-PATIENCE_S = 60.0
-PROMPT = prompt(*range(8), extra=1)
-HASHES = page_hashes(PROMPT, PAGE_TOKENS)
-
-
-class Ranks:
-    """Engines whose controllers agree, each with a thread that makes its calls."""
-
-    def __init__(
-        self, stores: list[ObjectStore], options: TierOptions, clocks: list[Callable[[], float]] | None = None
-    ) -> None:
-        size = len(stores)
-        self.groups = [ThreadGroup.of(size, timeout_s=PATIENCE_S) for _ in range(5)]
-        self.engines = []
-        for rank, store in enumerate(stores):
-            scheduler, probes, reads, writes = (group[rank] for group in self.groups[:4])
-            clock = clocks[rank] if clocks else lambda: 0.0
-            engine = Engine(
-                device_pages=26,
-                host_pages=22,
-                options=options,
-                at_once=False,
-                group=scheduler,
-                groups=(probes, reads, writes),
-                clock=clock,
-            )
-            engine.attach(store)
-            self.engines.append(engine)
-
-    def all(self, call: Callable[[int], object]) -> list[object]:
-        """Return what *call* returns for each rank, all of them called at once."""
-
-        def guarded(rank: int) -> object:
-            try:
-                return call(rank)
-            except BaseException:
-                for group in self.groups:
-                    group[rank].leave()
-                raise
-
-        with ThreadPoolExecutor(len(self.engines)) as pool:
-            return list(pool.map(guarded, range(len(self.engines))))
-
-    def generate(self, tokens: list[int] = PROMPT) -> list[CachedTokens]:
-        cached = self.all(lambda rank: self.engines[rank].generate(tokens).cached)
-        assert all(isinstance(one, CachedTokens) for one in cached)
-        return [one for one in cached if isinstance(one, CachedTokens)]
-
-    def restart(self) -> None:
-        """Bring everything to the store and forget it everywhere else."""
-        self.all(lambda rank: self.engines[rank].controller.settle())
-        self.all(lambda rank: self.engines[rank].controller.flush())
-
-    def close(self) -> None:
-        self.all(lambda rank: self.engines[rank].close())
-
-
-def options(**changes: object) -> TierOptions:
-    return TierOptions(
-        prefetch_threshold_tokens=4,
-        load_back_threshold_tokens=0,
-        prefetch_host_fraction=1.0,
-        **changes,  # type: ignore[arg-type]
-    )
-
 
 @pytest.mark.parametrize("is_shared", [True, False])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("stages", "size"), [(1, 2), (1, 4), (2, 4), (4, 4)])
 @pytest.mark.parametrize("write", WRITE_POLICIES)
 def test_ranks_that_differ_in_everything_but_their_calls_have_the_same_tree(
-    size: int, write: WritePolicy, is_shared: bool
+    stages: int, size: int, write: WritePolicy, is_shared: bool
 ) -> None:
-    number = size + 10 * WRITE_POLICIES.index(write) + 100 * is_shared
+    number = size + stages + 10 * WRITE_POLICIES.index(write) + 100 * is_shared
     chosen = options(
         write_policy=write,
         prefetch_policy=PREFETCH_POLICIES[number % 3],
@@ -103,9 +34,10 @@ def test_ranks_that_differ_in_everything_but_their_calls_have_the_same_tree(
     inner = MemoryStore()
     stores = [FlakyStore(inner if is_shared else MemoryStore(), seed=rank) for rank in range(size)]
     walks: list[Walk] = []
-    ranks = Ranks(list(stores), chosen, [lambda rank=rank: walks[rank].now_s * (1 + rank / 10) for rank in range(size)])  # type: ignore[misc]
+    clocks = [lambda rank=rank: walks[rank].now_s * (1 + rank / 10) for rank in range(size)]
+    ranks = Ranks(stores, chosen, clocks, stages=stages)
     walks += [
-        Walk(engine, number, stores[rank], own=random.Random(rank), group=ranks.groups[4][rank])
+        Walk(engine, number, stores[rank], own=random.Random(rank), group=ranks.groups[5][rank])
         for rank, engine in enumerate(ranks.engines)
     ]
 

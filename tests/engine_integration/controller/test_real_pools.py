@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from torch import Tensor
 from hicache_storage.engine_integration.controller import CachedTokens, Controller, Pools, StoreConnection
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.page_store import PageStore
+from hicache_storage.engine_integration.parallel.pp import StepSync
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup, Part
 from hicache_storage.engine_integration.tiers.host import HostPool, HostPoolOptions
@@ -24,10 +27,13 @@ from hicache_storage.layout import Grid, KVShape, Namespace, ShardLayout, Topolo
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.memory import MemoryStore
 from tests.engine_integration.page_store.coded import POISON, whole_page
+from tests.engine_integration.parallel.pipeline import Place, places
 
 PAGE_TOKENS = 4
 DEVICE_PAGES, HOST_PAGES = 14, 24
 PATIENCE_S = 60.0
+
+T = TypeVar("T")
 MHA = (KVShape.mha(num_layers=4, num_kv_heads=4, head_dim=4, dtype="float32", page_tokens=PAGE_TOKENS), Grid(2, 1))
 MLA = (KVShape.mla(num_layers=4, latent_dim=12, dtype="float32", page_tokens=PAGE_TOKENS), Grid(2, 0))
 FIRST, SECOND = range(10), range(20, 30)
@@ -47,7 +53,9 @@ def tokens_of(pages: Sequence[int]) -> list[int]:
 class Rank:
     """One rank's pools, tensors of whole slots, and its controller."""
 
-    def __init__(self, layout: ShardLayout, client: PageStore, groups: list[ThreadGroup], *, writes: bool) -> None:
+    def __init__(
+        self, layout: ShardLayout, client: PageStore, sync: StepSync, groups: list[ThreadGroup], *, writes: bool
+    ) -> None:
         self.layout = layout
         self.shape = shape = layout.shape
         heads = () if shape.is_mla else (len(layout.shard.heads), shape.head_dim)
@@ -63,12 +71,12 @@ class Rank:
         self.backup = Backup(pool, self.host, group_heads=group_heads)
         self.load = Load(pool, self.host, group_heads=group_heads)
         self.device = PageAllocator(DEVICE_PAGES)
-        scheduler, probes, reads, writing = groups
+        backups, loads, probes, reads, writing = groups
         self.controller = Controller(
             PAGE_TOKENS,
             Pools(self.device, self.host.slots, self.backup, self.load),
             options=OPTIONS,
-            group=scheduler,
+            ranks=Ranks(sync, backups, loads, PATIENCE_S),
             clock=lambda: 0.0,
         )
         pages = PageGroup(Part("kv", client, self.host.page, writes=writes))
@@ -115,6 +123,7 @@ class Rank:
         self.controller.settle()
         self.controller.detach()
         self.controller.flush()
+        self.controller.close()
         self.controller.check(hashes=True)
         assert (self.device.num_held, self.host.slots.num_held, self.host.slots.num_pinned) == (0, 0, 0)
         self.backup.close()
@@ -127,32 +136,36 @@ class Server:
 
     def __init__(self, store: ObjectStore, shape: KVShape, grid: Grid, topology: Topology) -> None:
         namespace = Namespace.of(model_id="coded", shape=shape, grid=grid)
-        coordinates = list(topology.ranks())
-        groups = [ThreadGroup.of(len(coordinates), timeout_s=PATIENCE_S) for _ in range(4)]
-        self.groups = groups
-        self.ranks = []
-        for rank, (tp_rank, pp_rank) in enumerate(coordinates):
-            layout = ShardLayout(shape, grid, topology.shard(shape, tp_rank=tp_rank, pp_rank=pp_rank))
-            writes = topology.is_writer(shape, tp_rank=tp_rank)
-            client = PageStore(store, namespace, layout, read_only=not writes)
-            self.ranks.append(Rank(layout, client, [group[rank] for group in groups], writes=writes))
+        self.places = places(topology.pp, topology.tp)
+        self.groups = [ThreadGroup.of(len(self.places), timeout_s=PATIENCE_S) for _ in range(5)]
 
-    def all(self, call: Callable[[Rank], CachedTokens | None]) -> list[CachedTokens | None]:
-        def guarded(rank: int) -> CachedTokens | None:
+        def made(place: Place) -> Rank:
+            layout = ShardLayout(shape, grid, topology.shard(shape, tp_rank=place.tp_rank, pp_rank=place.stage))
+            writes = topology.is_writer(shape, tp_rank=place.tp_rank)
+            client = PageStore(store, namespace, layout, read_only=not writes)
+            return Rank(layout, client, place.sync, [group[place.rank] for group in self.groups], writes=writes)
+
+        self.ranks = self._on_all(made)
+
+    def all(self, call: Callable[[Rank], T]) -> list[T]:
+        return self._on_all(lambda place: call(self.ranks[place.rank]))
+
+    def _on_all(self, call: Callable[[Place], T]) -> list[T]:
+        def guarded(place: Place) -> T:
             try:
-                return call(self.ranks[rank])
+                return call(place)
             except BaseException:
+                place.leave()
                 for group in self.groups:
-                    group[rank].leave()
+                    group[place.rank].leave()
                 raise
 
-        with ThreadPoolExecutor(len(self.ranks)) as pool:
-            return list(pool.map(guarded, range(len(self.ranks))))
+        with ThreadPoolExecutor(len(self.places)) as pool:
+            return list(pool.map(guarded, self.places))
 
     def generate(self, pages: Sequence[int]) -> CachedTokens:
         """Return what every rank found cached, the same on all of them."""
         (cached,) = set(self.all(lambda rank: rank.generate(pages)))
-        assert cached is not None
         return cached
 
     def forget(self) -> None:

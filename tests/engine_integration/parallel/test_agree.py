@@ -14,6 +14,7 @@ from hicache_storage.engine_integration.parallel.agree import (
     SingleRank,
     agree_all,
     agree_each,
+    agree_made,
     agree_min,
     agree_mins,
     agree_same,
@@ -185,3 +186,44 @@ def test_thousands_of_collectives_never_mix(seed: int) -> None:
 
     expected = [min(answers) for answers in zip(*plan, strict=True)]
     assert on_all_ranks(3, part) == [expected] * 3
+
+
+@pytest.mark.parametrize("failing", [None, 0, 2])
+def test_what_one_rank_cannot_make_no_rank_keeps(failing: int | None) -> None:
+    kept = [set[int](), set[int](), set[int]()]
+
+    def part(group: Group) -> int:
+        mine = kept[group.rank]
+
+        def make() -> int:
+            if group.rank == failing:
+                raise StoreFull("no room")
+            mine.add(group.rank)
+            return group.rank
+
+        return agree_made(group, "host tier", make, mine.discard)
+
+    results = on_all_ranks(3, part)
+
+    if failing is None:
+        assert results == [0, 1, 2]
+        assert kept == [{0}, {1}, {2}]
+        return
+    assert kept == [set(), set(), set()]
+    for result in results:
+        assert isinstance(result, RankFailure)
+        assert result.reasons == {failing: "StoreFull: no room"}
+
+
+def test_a_rank_that_leaves_after_a_meeting_takes_nothing_from_those_who_were_there() -> None:
+    """A thread may still be on its way out of the meeting when a faster one has gone on, failed, and left."""
+    for _ in range(50):
+        ends = ThreadGroup.of(4, timeout_s=PATIENCE_S)
+
+        def part(end: ThreadGroup) -> list[list[int]]:
+            everyone = end.all_gather("meeting", [end.rank])
+            end.leave()
+            return everyone
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(part, ends)) == [[[0], [1], [2], [3]]] * 4

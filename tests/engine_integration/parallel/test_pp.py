@@ -232,3 +232,25 @@ def test_another_number_of_questions_is_another_step() -> None:
 
     with pytest.raises(RankFailure, match="is at another step"):
         second.sync.agree("acks", lambda: (1, 2, 3), 3)
+
+
+@pytest.mark.parametrize(("num_stages", "tp"), SHAPES)
+def test_ranks_that_have_the_same_go_on(num_stages: int, tp: int) -> None:
+    assert on_all(places(num_stages, tp), lambda place: place.sync.same("capacity", (80, 26))) == [None] * (
+        num_stages * tp
+    )
+
+
+@pytest.mark.parametrize(("num_stages", "tp"), [shape for shape in SHAPES if shape != (1, 1)])
+def test_a_rank_that_has_something_else_is_named_with_both_answers(num_stages: int, tp: int) -> None:
+    for odd in range(num_stages * tp):
+        ranks = places(num_stages, tp)
+
+        results = on_all(ranks, lambda place, odd=odd: place.sync.same("capacity", (86 if place.rank == odd else 80,)))  # type: ignore[misc]
+
+        for place, result in zip(ranks, results, strict=True):
+            # Among the first stage's ranks nobody is right alone; a later rank fails itself, and those behind it.
+            fails = (odd < tp and tp > 1) or (place.rank % tp == odd % tp and place.rank >= (odd if odd >= tp else 1))
+            assert isinstance(result, RankFailure) == fails, (odd, place.rank, result)
+            if isinstance(result, RankFailure):
+                assert ("80" in str(result), "86" in str(result), odd in result.reasons) == (True, True, True)

@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.engine_integration.reference_engine.client import EngineClient
-from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
+from hicache_storage.engine_integration.reference_engine.engine_config import StoreTarget
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush, Generate
-from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
 from hicache_storage.errors import ConfigError, HiCacheError, LayoutError, RankFailure
 from tests.engine_integration.reference_engine.asking import MLA, answered, ask, config, counters, prompt
-from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
-
-ARTICLE = RandomShape(
-    num_layers=60, num_heads=8, num_kv_heads=8, head_dim=2, mlp_size=16, vocab_size=97, tied_embeddings=False
-)
-"""The article's model, as thin as it can be: 60 layers, 8 KV heads."""
 
 ORPHAN = """
 import sys, time
@@ -50,27 +43,6 @@ def wait_for_end(pid: int) -> None:
         assert ready, f"process {pid} still runs"
     finally:
         os.close(descriptor)
-
-
-def test_the_articles_figure_4(tmp_path: Path) -> None:
-    def settings(topology: str) -> EngineConfig:
-        return config(
-            ARTICLE, folder=tmp_path, topology=topology, layer_partition=30, head_partition=2, chunk_tokens=64
-        )
-
-    first = Generate("first", prompt(1, 35), 2)
-    with EngineClient(settings("tp4pp2")) as engine:
-        said = ask(engine, first)["first"]
-    second = Generate("second", (*first.tokens, *said.tokens, 8, 9), 4)
-    with EngineClient(settings("tp2pp1")) as engine:
-        answer = ask(engine, second)["second"]
-        read = counters(engine)
-    with ThreadEngine(config(ARTICLE, cache="off")) as alone:
-        expected = [ask(alone, request)[request.request_id].tokens for request in (first, second)]
-
-    assert [said.tokens, answer.tokens] == expected
-    assert answer.cached == (0, 0, 36)
-    assert (read["objects_read"], read["pages_hit"]) == (9 * 2 * 4, 9 * 2)
 
 
 def test_latent_attention_over_stages_and_ranks_each_with_a_log(tmp_path: Path) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.reference_engine import rank_tiers
+from hicache_storage.engine_integration.reference_engine.engine_config import StoreTarget
 from hicache_storage.engine_integration.reference_engine.messages import Generate
 from hicache_storage.layout import page_hashes
 from hicache_storage.registry import open_store
+from hicache_storage.store import ObjectStore
+from hicache_storage.telemetry import PREFETCH_DECLINED_ROOM, Counters
+from hicache_storage.testing.faults import Fault, FaultyStore, Gate
 from tests.engine_integration.reference_engine.asking import EAGER, PAGE_TOKENS, ask, config, counters, prompt
 from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
 
@@ -49,6 +54,35 @@ def test_a_declined_prefetch_promises_nothing(tmp_path: Path, said: list[int], r
     assert answer.tokens == said
     assert counted[counter] > 0
     assert counted["tokens_computed"] >= 40 + 3 - answer.cached[0]
+
+
+def test_a_prefetch_without_room_on_the_host_promises_nothing(
+    tmp_path: Path, said: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages whose write hangs fill the host; the store answers again once the prefetch was declined."""
+    gate = Gate()
+
+    def open_it(_: StoreTarget) -> ObjectStore:
+        return FaultyStore(open_store(f"file://{tmp_path}"), [Fault("write", "delay", gate=gate)])
+
+    def add(self: Counters, name: str, amount: int = 1) -> None:
+        original(self, name, amount)
+        if name == PREFETCH_DECLINED_ROOM:
+            gate.open()
+
+    original = Counters.add
+    monkeypatch.setattr(Counters, "add", add)
+    monkeypatch.setattr(rank_tiers, "open_target", open_it)
+    tiers = replace(EAGER, prefetch_threshold_tokens=8, prefetch_host_fraction=1.0, host_ratio=12 / 64)
+    settings = config(topology="tp2pp1", tiers=tiers, store=StoreTarget(backend="held"))
+    with ThreadEngine(settings) as engine:
+        ask(engine, Generate("fills the host", prompt(2, 44), 1))
+        while counters(engine).get("pages_backed_up", 0) < 2 * 11:
+            pass
+        answer = ask(engine, REQUEST)["a"]
+
+    assert answer.cached == (0, 0, 0)
+    assert answer.tokens == said
 
 
 @pytest.mark.parametrize("lost", [0, 1, 5, 8])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hicache_storage.engine_integration.parallel.agree import Group
+from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
 from hicache_storage.engine_integration.reference_engine import messages
 from hicache_storage.engine_integration.reference_engine.engine import EngineRank
@@ -19,6 +20,7 @@ from hicache_storage.engine_integration.reference_engine.engine_config import En
 from hicache_storage.engine_integration.reference_engine.messages import Command, Event, Shutdown
 from hicache_storage.engine_integration.reference_engine.serving import serve
 from hicache_storage.layout import Topology
+from tests.engine_integration.parallel.pipeline import places
 
 TIMEOUT_S = 60.0
 
@@ -50,14 +52,18 @@ class Wires:
             rank: queue.SimpleQueue() for rank in topology.ranks()
         }
         self.groups = ThreadGroup.of(size, timeout_s=TIMEOUT_S)
+        self.copies = [ThreadGroup.of(size, timeout_s=TIMEOUT_S) for _ in range(2)]
+        self.places = places(topology.pp, topology.tp, timeout_s=TIMEOUT_S)
         self.new_groups: list[list[ThreadGroup]] = []
 
     def cut(self) -> None:
         """Let every rank that waits, or will, fail."""
         for meeting in (self.everyone, *self.stages):
             meeting.barrier.abort()
-        for group in (self.groups[0], *(groups[0] for groups in self.new_groups)):
-            group.leave()
+        for ends in (self.groups, *self.copies, *self.new_groups):
+            ends[0].leave()
+        for place in self.places:
+            place.leave()
 
 
 class ThreadPeers:
@@ -69,6 +75,8 @@ class ThreadPeers:
         self._wires = wires
         self._rank = pp_rank * wires.topology.tp + tp_rank
         self.group: Group = wires.groups[self._rank]
+        backups, loads = (ends[self._rank] for ends in wires.copies)
+        self.ranks = Ranks(wires.places[self._rank].sync, backups, loads, TIMEOUT_S)
 
     def tensor_sum(self, tensor: Tensor) -> Tensor:
         if self.topology.tp == 1:
