@@ -11,12 +11,17 @@ copied to another name does not verify. Source: docs/layout-spec.md 5.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import xxhash
 
 from hicache_storage.errors import LayoutError
 from hicache_storage.types import ReadableBuffer
+
+Payload: TypeAlias = memoryview | Sequence[memoryview]
+"""Flat bytes, in one place or in several that follow each other."""
 
 MAGIC = b"HICACHE\n"
 VERSION = 1
@@ -50,45 +55,61 @@ def key_seed(key: str) -> int:
     return _hash(key.encode("utf-8"))
 
 
-def build_trailer(key: str, payload: memoryview, block: int) -> bytes:
-    """Return the trailer of *payload*, flat bytes, when it is stored under *key*."""
+def build_trailer(key: str, payload: Payload, block: int) -> bytes:
+    """Return the trailer of *payload* when it is stored under *key*."""
     return TrailerMaker(key, payload, block).finish()
 
 
 class BlockHasher:
     """Hashes a range of whole blocks, as far as it is told to; every block once."""
 
-    __slots__ = ("_block", "_done", "_filled", "_seed", "digests")
+    __slots__ = ("_block", "_done", "_part", "_parts", "_seed", "_whole", "_within", "digests", "nbytes")
 
-    def __init__(self, filled: memoryview, block: int, seed: int) -> None:
-        self._filled = filled
+    def __init__(self, filled: Payload, block: int, seed: int) -> None:
+        self._parts = (filled,) if isinstance(filled, memoryview) else tuple(filled)
+        self._whole = self._parts[0] if len(self._parts) == 1 else None
+        self.nbytes = sum(part.nbytes for part in self._parts)
         self._block = block
         self._seed = seed
         self._done = 0
+        self._part = 0
+        self._within = 0
         self.digests: list[int] = []
 
     def advance(self, nbytes: int) -> None:
         """Hash every block that lies within the first *nbytes* of the range and is not hashed yet; 0 starts over."""
         if nbytes == 0:
-            self._done = 0
+            self._done = self._part = self._within = 0
             self.digests.clear()
             return
-        filled, block, seed, start = self._filled, self._block, self._seed, self._done
-        total = filled.nbytes
+        whole, block, seed, start = self._whole, self._block, self._seed, self._done
+        total = self.nbytes
         nbytes = min(nbytes, total)
         while start < nbytes:
             stop = min(start + block, total)
             if stop > nbytes:
                 break
-            self.digests.append(_hash(filled[start:stop], seed))
+            self.digests.append(self._next(stop - start) if whole is None else _hash(whole[start:stop], seed))
             start = stop
         self._done = start
 
     def packed(self) -> bytes:
         """Return the checksums of the whole range as they stand in a trailer."""
-        if self._done < self._filled.nbytes:
-            self.advance(self._filled.nbytes)
+        if self._done < self.nbytes:
+            self.advance(self.nbytes)
         return struct.pack(f"<{len(self.digests)}Q", *self.digests)
+
+    def _next(self, nbytes: int) -> int:
+        """Return the checksum of the next *nbytes*, which may lie in several parts."""
+        state = xxhash.xxh3_64(seed=self._seed)
+        while nbytes:
+            piece = self._parts[self._part][self._within : self._within + nbytes]
+            state.update(piece)
+            nbytes -= piece.nbytes
+            self._within += piece.nbytes
+            if self._within == self._parts[self._part].nbytes:
+                self._part, self._within = self._part + 1, 0
+        return state.intdigest()
 
 
 class TrailerMaker:
@@ -96,12 +117,12 @@ class TrailerMaker:
 
     __slots__ = ("_block", "_hasher", "_made", "_payload_nbytes", "_seed", "nbytes")
 
-    def __init__(self, key: str, payload: memoryview, block: int) -> None:
-        self.nbytes = trailer_nbytes(payload.nbytes, block)
+    def __init__(self, key: str, payload: Payload, block: int) -> None:
         self._block = block
-        self._payload_nbytes = payload.nbytes
         self._seed = key_seed(key)
         self._hasher = BlockHasher(payload, block, self._seed)
+        self._payload_nbytes = self._hasher.nbytes
+        self.nbytes = trailer_nbytes(self._payload_nbytes, block)
         self._made: bytes | None = None
 
     def advance(self, nbytes: int) -> None:
@@ -149,8 +170,8 @@ class RangeVerifier:
 
     __slots__ = ("_block", "_first_block", "_hasher", "_payload_nbytes", "_seed", "advance")
 
-    def __init__(self, key: str, block: int, payload_nbytes: int, first_block: int, filled: memoryview) -> None:
-        """Verify the blocks from *first_block* on that *filled*, flat bytes, will hold."""
+    def __init__(self, key: str, block: int, payload_nbytes: int, first_block: int, filled: Payload) -> None:
+        """Verify the blocks from *first_block* on that *filled* will hold."""
         self._seed = key_seed(key)
         self._block = block
         self._payload_nbytes = payload_nbytes

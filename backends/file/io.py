@@ -7,9 +7,9 @@ Interrupted calls are repeated by Python itself (PEP 475).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hicache_storage.types import ObjectWrite, ReadableBuffer, WritableBuffer
+from hicache_storage.types import ObjectWrite, ReadableBuffer, WritableBuffer, nbytes_of
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
@@ -78,10 +78,28 @@ def _read_straight(
             if got < PIECE_NBYTES:
                 return done
         rest = [first[done:], *targets[1:]]
+        for piece, wanted in _groups(rest) if len(rest) > 2 else ():
+            got = os.preadv(fd, piece, offset + done)
+            done += got
+            if got:
+                on_filled(done)
+            if got < wanted:
+                return done
+            rest = rest[len(piece) :]
     done += os.preadv(fd, [*rest, bytearray(1)] if to_file_end else rest, offset + done)
     if done >= nbytes and on_filled is not None:
         on_filled(nbytes)
     return done
+
+
+def _groups(targets: Sequence[WritableBuffer]) -> Iterator[tuple[Sequence[WritableBuffer], int]]:
+    """Yield targets that are a piece together, and their bytes; the last target and those around it are left over."""
+    start = nbytes = 0
+    for stop, target in enumerate(targets[:-1], 1):
+        nbytes += nbytes_of(target)
+        if nbytes >= PIECE_NBYTES:
+            yield targets[start:stop], nbytes
+            start, nbytes = stop, 0
 
 
 def write_all(fd: int, write: ObjectWrite) -> None:

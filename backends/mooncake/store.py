@@ -58,9 +58,13 @@ class MooncakeStore(ObjectStore):
 
     name = BACKEND
     options_type: ClassVar[type] = MooncakeOptions
-    capabilities = Capabilities(durable=False, memory_registration=True)
 
     def __init__(self, options: MooncakeOptions) -> None:
+        self.capabilities = Capabilities(
+            durable=False,
+            memory_registration=True,
+            keeps_deadline=not options.direct_reads,  # A direct read ends when the SDK lets go of the memory.
+        )
         self._options = options
         self._names = Names(options.key_prefix)
         self._engine = engine_for(options)

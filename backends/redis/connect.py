@@ -17,6 +17,7 @@ from redis.retry import Retry
 from hicache_storage.backends.redis.errors import connecting
 from hicache_storage.backends.redis.options import RedisOptions, split_address
 from hicache_storage.backends.redis.wire import Patience, TLSWire, Wire
+from hicache_storage.backends.sockets import connect
 from hicache_storage.config import Secret
 from hicache_storage.errors import ConfigError
 
@@ -88,6 +89,8 @@ def _parsed(url: str) -> dict[str, object]:
         path = urlsplit(url).path.strip("/")
     except (KeyError, ValueError):
         raise ConfigError(f"redis option url cannot be read; expected one of {', '.join(_SCHEMES)}://...") from None
+    if "@" in urlsplit(url).query or ("path" not in parts and "@" in path):
+        raise ConfigError("redis option url cannot be read; what is special in a user or a password is written %XX")
     if parts.keys() - known:
         reason = (
             f"redis option url has {', '.join(sorted(parts.keys() - known))} behind its ?; give options of their own"
@@ -128,11 +131,23 @@ class _Handshake:
         return sock
 
 
-class _TCP(_Handshake, redis.Connection):  # type: ignore[misc]  # theirs says that _sock is always None
+class _Dial(redis.Connection):
+    """Comes to a TCP connection within the deadline, however many addresses its host has."""
+
+    patience: Patience
+
+    def _connect(self) -> socket.socket:
+        connection = connect(self.host, self.port, self.patience.left_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+
+
+class _TCP(_Handshake, _Dial):  # type: ignore[misc]  # theirs says that _sock is always None
     pass
 
 
-class _TLS(_Handshake, redis.SSLConnection):  # type: ignore[misc]  # as above
+class _TLS(_Handshake, redis.SSLConnection, _Dial):  # type: ignore[misc]  # as above
     pass
 
 

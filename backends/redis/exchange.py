@@ -11,7 +11,7 @@ from hicache_storage.backends.redis.connect import Address
 from hicache_storage.backends.redis.errors import BACKEND, ConnectionLost, ReplyError, store_error
 from hicache_storage.backends.redis.pool import Pool
 from hicache_storage.backends.redis.topology import Topology
-from hicache_storage.backends.redis.wire import Patience, Wire
+from hicache_storage.backends.redis.wire import Patience, Wire, deadline
 from hicache_storage.errors import StoreError, StoreUnavailable
 from hicache_storage.types import ReadableBuffer
 
@@ -51,12 +51,16 @@ class Call(NamedTuple, Generic[T_co]):
 class Trip:
     """One operation of the store, shared by its threads, and what it has found out about the servers so far.
 
+    Made on the caller's thread, whose deadline holds on all of them.
+
     Attributes:
+        ends_at: when the operation must have ended, on the monotonic clock.
         given_up: servers that did not answer in time. They are not asked again, so that one costs its time once.
         lost: why no server can be found, if so.
     """
 
     op: str
+    ends_at: float = field(default_factory=deadline)
     given_up: dict[Address, StoreError] = field(default_factory=dict)
     lost: StoreError | None = None
 
@@ -100,7 +104,7 @@ class Exchange:
         """
         if not calls:
             return []
-        done = _Round(calls, trip, Patience(self._deadline_s))
+        done = _Round(calls, trip, Patience(self._deadline_s, trip.ends_at))
         groups = self._by_server(done)
         for _ in range(_MAX_HOPS):
             self._ask(groups, done)
@@ -128,7 +132,7 @@ class Exchange:
         Raises:
             StoreError: there is none.
         """
-        done = _Round([call], trip, Patience(self._deadline_s))
+        done = _Round([call], trip, Patience(self._deadline_s, trip.ends_at))
         self._ask([_Group(address, asking=False, indexes=[0])], done)
         for error in done.redirects.values():
             raise store_error(error, op=trip.op) from error
@@ -144,7 +148,7 @@ class Exchange:
             StoreError: it cannot be found out.
         """
         try:
-            self._topology.find(Patience(self._deadline_s))
+            self._topology.find(Patience(self._deadline_s, trip.ends_at))
         except ConnectionLost as error:
             raise store_error(error, op=trip.op) from error
         return self._topology.servers()

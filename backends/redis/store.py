@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -53,7 +54,7 @@ class RedisStore(ObjectStore):
     options_type = RedisOptions
 
     def __init__(self, options: RedisOptions) -> None:
-        self.capabilities = Capabilities(durable=False, ttl=options.ttl_s is not None)
+        self.capabilities = Capabilities(durable=False, ttl=options.ttl_s is not None, keeps_deadline=True)
         target = Target.of(options)
         connector = Connector(options, target.login, tls=target.tls)
         ttl_ms = None if options.ttl_s is None else max(1, int(options.ttl_s * 1000))
@@ -180,7 +181,7 @@ class RedisStore(ObjectStore):
 
     def list_keys(self, prefix: str = "") -> Iterator[ObjectInfo]:
         self._check_open("list", "")
-        trip = Trip("list")
+        trip = Trip("list", math.inf)  # A listing outlives the call in which it was begun.
         seen: set[str] = set()
         for address in self._exchange.servers(trip):
             for names in self._scan(address, prefix, trip):

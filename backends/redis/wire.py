@@ -39,12 +39,21 @@ _CRLF = b"\r\n"
 _ERROR, _NUMBER, _STRING, _BULK, _ARRAY = b"-:+$*"
 
 
-class Patience:
-    """How long to wait for a server: so many seconds without progress, and never beyond the caller's own deadline."""
+def deadline() -> float:
+    """Return when the deadline of the calling thread is over, on the monotonic clock; infinity if it has none."""
+    return time.monotonic() + remaining_s(math.inf)
 
-    def __init__(self, step_s: float) -> None:
+
+class Patience:
+    """How long to wait for a server: so many seconds without progress, and never beyond the caller's own deadline.
+
+    Args:
+        ends_at: the deadline of a caller on another thread.
+    """
+
+    def __init__(self, step_s: float, ends_at: float = math.inf) -> None:
         self.step_s = step_s
-        self._ends_at = time.monotonic() + remaining_s(math.inf)
+        self._ends_at = min(ends_at, deadline())
         self.renew()
 
     def renew(self) -> None:

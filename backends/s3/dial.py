@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 
 from hicache_storage.backends.s3.patience import left_s
+from hicache_storage.backends.sockets import connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,10 @@ def dial(route: Route, ends_at: float) -> socket.socket:
     Raises:
         OSError: refused, unreachable, not trusted, or not done by *ends_at*.
     """
-    if route.proxy is None:
-        connection = _connect(route.host, route.port, ends_at)
-    else:
-        connection = _connect(route.proxy.host, route.proxy.port, ends_at)
+    first = route if route.proxy is None else route.proxy
+    connection = connect(first.host, first.port, lambda: left_s(ends_at))
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(left_s(ends_at))
         if route.tls is None:
             return connection
         if route.proxy is not None:
@@ -55,23 +53,6 @@ def dial(route: Route, ends_at: float) -> socket.socket:
     except BaseException:
         connection.close()
         raise
-
-
-def _connect(host: str, port: int, ends_at: float) -> socket.socket:
-    """Try every address of *host*; each has an equal share of the time that is left."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    failure: OSError = OSError(f"{host} has no address")
-    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(left_s(ends_at) / (len(addresses) - tried))
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            failure = error
-        else:
-            return connection
-    raise failure
 
 
 def _tunnel(connection: socket.socket, route: Route, proxy: Proxy) -> None:

@@ -10,7 +10,10 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from html import unescape
+from threading import Thread
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
@@ -23,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_PARTS = 10_000
 _ABORT_WITHIN_S = 1.0
+_LATE_ABORT_WITHIN_S = 10.0
 _UPLOAD_ID = re.compile(rb"<UploadId>\s*([^<]+?)\s*</UploadId>")
 
 
@@ -93,9 +97,20 @@ def _complete(bucket: Bucket, call: Call, target: str, parts: Sequence[str]) -> 
 
 
 def _abort(bucket: Bucket, call: Call, target: str) -> None:
-    late = Call(call.op, call.key, time.monotonic() + _ABORT_WITHIN_S)
+    """The parts are removed if the server can do that; behind the caller's back if the deadline leaves no time for it."""
+    now = time.monotonic()
+    if call.ends_at - now >= _ABORT_WITHIN_S:
+        _remove_parts(bucket, replace(call, ends_at=now + _ABORT_WITHIN_S), target)
+        return
+    late = replace(call, ends_at=now + _LATE_ABORT_WITHIN_S)
+    # Where no thread can be started any more, the process ends, as a killed writer does.
+    with suppress(RuntimeError):
+        Thread(target=_remove_parts, args=(bucket, late, target), name="hicache-s3-abort", daemon=True).start()
+
+
+def _remove_parts(bucket: Bucket, call: Call, target: str) -> None:
     try:
         with store_errors(call.op, call.key):
-            bucket.ask(late, "DELETE", target, expected=(200, 204, 404))
+            bucket.ask(call, "DELETE", target, expected=(200, 204, 404))
     except StoreError as error:
         _log.warning("s3.upload_left_behind key=%s reason=%s", call.key, error)

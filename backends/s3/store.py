@@ -67,7 +67,7 @@ class S3Store(ObjectStore):
         self._workers = IOThreads(options.io_threads, BACKEND)
         self._closed = False
         self._remote = self._connect()
-        self.capabilities = Capabilities(max_key_nbytes=max_key_nbytes(self._remote.bucket.prefix))
+        self.capabilities = Capabilities(keeps_deadline=True, max_key_nbytes=max_key_nbytes(self._remote.bucket.prefix))
         if options.create_bucket:
             with store_errors("open"):
                 create_bucket(self._remote.bucket, self._call("open", "", self._patience()))

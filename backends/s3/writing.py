@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Iterable, Sequence
@@ -10,8 +11,10 @@ from hicache_storage.backends.io_threads import IOThreads
 from hicache_storage.backends.s3.bucket import Bucket, Call
 from hicache_storage.backends.s3.multipart import put_in_parts
 from hicache_storage.backends.s3.options import S3Options
-from hicache_storage.errors import Unsupported
+from hicache_storage.errors import AccessDenied, Unsupported
 from hicache_storage.types import ReadableBuffer, WriteResult, nbytes_of
+
+_log = logging.getLogger(__name__)
 
 _JOINED_NBYTES = 64 << 10
 
@@ -75,7 +78,14 @@ class Writer:
         except Unsupported:
             return False
         finally:
+            self._remove_probe(call, name)
+
+    def _remove_probe(self, call: Call, name: str) -> None:
+        """The probe is gone, unless this account may write and not delete: then it stays, once for each store opened."""
+        try:
             self._bucket.delete(call, name)
+        except AccessDenied as error:
+            _log.warning("s3.probe_left_behind name=%s%s reason=%s", self._bucket.prefix, name, error)
 
 
 def body_of(parts: Iterable[ReadableBuffer]) -> list[memoryview]:

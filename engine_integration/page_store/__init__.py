@@ -7,5 +7,14 @@ from hicache_storage.engine_integration.page_store.descriptor import (
     digest_of_descriptor,
     read_descriptor,
 )
+from hicache_storage.engine_integration.page_store.memory import PageRuns, ScatteredPage
 
-__all__ = ["Descriptor", "PageStore", "descriptor_key", "digest_of_descriptor", "read_descriptor"]
+__all__ = [
+    "Descriptor",
+    "PageRuns",
+    "PageStore",
+    "ScatteredPage",
+    "descriptor_key",
+    "digest_of_descriptor",
+    "read_descriptor",
+]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.page_store.descriptor import Descriptor
 from hicache_storage.engine_integration.page_store.guarded import GuardedStore
+from hicache_storage.engine_integration.page_store.memory import Page, ScatteredPage
 from hicache_storage.engine_integration.page_store.namespace_guard import NamespaceGuard
 from hicache_storage.engine_integration.page_store.outcomes import leading_successes
 from hicache_storage.engine_integration.page_store.reading import PageReader, ReadStep
@@ -79,6 +80,11 @@ class PageStore:
         return len(self._steps)
 
     @property
+    def reads_in_place(self) -> bool:
+        """Whether what is read goes straight into the page: its groups and layers are those of the objects."""
+        return not any(step.plan.copies for step in self._steps)
+
+    @property
     def object_nbytes_per_page(self) -> int:
         """Bytes that this rank fetches for one page, trailers included."""
         return sum(step.plan.nbytes + step.trailer_nbytes for step in self._steps)
@@ -108,8 +114,29 @@ class PageStore:
                 return start + first // len(tails)
         return len(page_hashes)
 
+    def present_pages(self, page_hashes: Sequence[str]) -> list[bool]:
+        """Say for each page whether all the objects that this rank needs are there, in whatever order they are stored.
+
+        What could not be found out counts as not there. Does not raise for a failing store.
+
+        Raises:
+            LayoutError: a page hash is malformed.
+        """
+        check_page_hashes(page_hashes)
+        if self._guard.refusal() is not None:
+            return [False] * len(page_hashes)
+        step = len(self._tails)
+        present: list[bool] = []
+        for start in range(0, len(page_hashes), _LOOKUP_PAGES):
+            some = page_hashes[start : start + _LOOKUP_PAGES]
+            outcomes = self._store.exists_many([page_hash + tail for page_hash in some for tail in self._tails])
+            for outcome in outcomes:
+                self._store.count_failure(telemetry.LOOKUP_FAILED, outcome)
+            present += [all(outcomes[page * step : (page + 1) * step]) for page in range(len(some))]
+        return present
+
     def read_pages(
-        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+        self, page_hashes: Sequence[str], pages: Sequence[Page], *, prefix: Sequence[str] = ()
     ) -> list[Outcome]:
         """Fill *pages* with verified bytes; one outcome per page, in order.
 
@@ -121,7 +148,8 @@ class PageStore:
 
         Args:
             page_hashes: one hash per page.
-            pages: writable flat bytes of `ShardLayout.page_nbytes` each, in page_unified order.
+            pages: writable flat bytes of `ShardLayout.page_nbytes` each, in page_unified order. A `ScatteredPage`
+                may be read where `reads_in_place`.
             prefix: hashes of the pages in front, from the request's first one on.
 
         Raises:
@@ -139,7 +167,7 @@ class PageStore:
         return outcomes
 
     def write_pages(
-        self, page_hashes: Sequence[str], pages: Sequence[memoryview], *, prefix: Sequence[str] = ()
+        self, page_hashes: Sequence[str], pages: Sequence[Page], *, prefix: Sequence[str] = ()
     ) -> list[Outcome]:
         """Store *pages*; one outcome per page, in order: ``STORED``, ``ALREADY_THERE`` or a failure.
 
@@ -202,22 +230,29 @@ class PageStore:
         self.counters.add(telemetry.NBYTES_READ, hits * self.object_nbytes_per_page)
 
     def _check_pages(
-        self, page_hashes: Sequence[str], pages: Sequence[memoryview], prefix: Sequence[str], *, writable: bool
+        self, page_hashes: Sequence[str], pages: Sequence[Page], prefix: Sequence[str], *, writable: bool
     ) -> None:
         if len(page_hashes) != len(pages):
             raise LayoutError(f"{len(page_hashes)} page hashes for {len(pages)} pages")
         check_page_hashes(prefix)
         check_page_hashes(page_hashes)
         for page in pages:
-            if not isinstance(page, memoryview):
-                raise LayoutError(f"page buffer is a {type(page).__name__}: expected a memoryview of flat bytes")
-            if page.nbytes != self.layout.page_nbytes or page.format != "B" or page.ndim != 1:
-                raise LayoutError(
-                    f"page buffer of {page.nbytes} bytes in format {page.format!r}: this rank's pages are "
-                    f"{self.layout.page_nbytes} flat bytes ('B')"
-                )
-            if writable and page.readonly:
-                raise LayoutError("page buffer is read-only")
+            self._check_page(page, writable=writable)
+
+    def _check_page(self, page: Page, *, writable: bool) -> None:
+        if isinstance(page, ScatteredPage):
+            if writable and not self.reads_in_place:
+                raise LayoutError("a page in several runs cannot be read here: its objects hold other head groups")
+        elif not isinstance(page, memoryview):
+            raise LayoutError(f"page buffer is a {type(page).__name__}: expected a memoryview of flat bytes")
+        elif page.format != "B" or page.ndim != 1:
+            raise LayoutError(f"page buffer in format {page.format!r}: pages are flat bytes ('B')")
+        if page.nbytes != self.layout.page_nbytes:
+            raise LayoutError(
+                f"page buffer of {page.nbytes} bytes: this rank's pages are {self.layout.page_nbytes} flat bytes"
+            )
+        if writable and page.readonly:
+            raise LayoutError("page buffer is read-only")
 
 
 _PAGE_COUNTERS = {

@@ -9,6 +9,7 @@ from functools import reduce
 from hicache_storage import telemetry
 from hicache_storage.batches import LazySequence
 from hicache_storage.engine_integration.page_store.guarded import DAMAGE, GuardedStore
+from hicache_storage.engine_integration.page_store.memory import Page, parts_of
 from hicache_storage.engine_integration.page_store.namespace_guard import NamespaceGuard
 from hicache_storage.engine_integration.page_store.outcomes import worse
 from hicache_storage.engine_integration.page_store.rows import copy_rows
@@ -64,7 +65,7 @@ class PageReader:
         self._digest = digest
         self._batch_pages = pages_per_batch(steps)
 
-    def read(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
+    def read(self, page_hashes: Sequence[str], pages: Sequence[Page]) -> list[Outcome]:
         """Fill *pages* with verified bytes; one outcome per page, in order."""
         outcomes: list[Outcome] = []
         for start in range(0, len(page_hashes), self._batch_pages):
@@ -72,7 +73,7 @@ class PageReader:
             outcomes += self._read_batch(page_hashes[some], pages[some])
         return outcomes
 
-    def _read_batch(self, page_hashes: Sequence[str], pages: Sequence[memoryview]) -> list[Outcome]:
+    def _read_batch(self, page_hashes: Sequence[str], pages: Sequence[Page]) -> list[Outcome]:
         batch = ReadBatch(self._steps, self._digest, page_hashes, pages)
         answers = self._store.read_many(batch.requests())
         outcomes = [HIT] * len(page_hashes)
@@ -120,15 +121,15 @@ class ObjectRead:
 
     __slots__ = ("_filled", "_page", "_trailer", "_verifier", "key", "step")
 
-    def __init__(self, key: str, step: ReadStep, page: memoryview) -> None:
+    def __init__(self, key: str, step: ReadStep, page: Page) -> None:
         plan = step.plan
         self.key = key
         self.step = step
         self._page = page
         if plan.copies:
-            self._filled = memoryview(bytearray(plan.nbytes))
+            self._filled: tuple[memoryview, ...] = (memoryview(bytearray(plan.nbytes)),)
         else:
-            self._filled = page[plan.page_offset : plan.page_offset + plan.nbytes]
+            self._filled = parts_of(page, plan.page_offset, plan.nbytes)
         self._trailer = memoryview(bytearray(step.trailer_nbytes))
         self._verifier = RangeVerifier(key, plan.block_nbytes, plan.payload_nbytes, step.first_block, self._filled)
 
@@ -137,15 +138,15 @@ class ObjectRead:
         step, plan = self.step, self.step.plan
         if part == 1:
             return RangeRead(self.key, plan.payload_nbytes, (self._trailer,), step.object_nbytes)
-        targets = (self._filled, self._trailer) if step.reaches_trailer else (self._filled,)
+        targets = (*self._filled, self._trailer) if step.reaches_trailer else self._filled
         return RangeRead(self.key, plan.offset, targets, step.object_nbytes, self._verifier.advance)
 
     def finish(self) -> str | None:
         """Verify what was read and put it into the page; say what is wrong, None if nothing is."""
         wrong = self._verifier.mismatch(self._trailer)
-        if wrong is None:
+        if wrong is None and isinstance(self._page, memoryview):
             for copy in self.step.plan.copies:
-                copy_rows(self._filled, self._page, copy)
+                copy_rows(self._filled[0], self._page, copy)
         return wrong
 
 
@@ -153,7 +154,7 @@ class ReadBatch:
     """The objects of some pages, and the requests that fetch them."""
 
     def __init__(
-        self, steps: Sequence[ReadStep], digest: str, page_hashes: Sequence[str], pages: Sequence[memoryview]
+        self, steps: Sequence[ReadStep], digest: str, page_hashes: Sequence[str], pages: Sequence[Page]
     ) -> None:
         self._steps = steps
         self._digest = digest

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from hicache_storage import telemetry
 from hicache_storage.batches import LazySequence
 from hicache_storage.engine_integration.page_store.guarded import GuardedStore
+from hicache_storage.engine_integration.page_store.memory import Page, parts_of
 from hicache_storage.engine_integration.page_store.outcomes import leading_successes, worse
 from hicache_storage.engine_integration.page_store.recency import Recency
 from hicache_storage.errors import StoreError, StoreFull
@@ -47,7 +48,7 @@ class PageWriter:
         self._digest = digest
 
     def write(
-        self, page_hashes: Sequence[str], pages: Sequence[memoryview], prefix: Sequence[str]
+        self, page_hashes: Sequence[str], pages: Sequence[Page], prefix: Sequence[str]
     ) -> tuple[list[Outcome], list[Outcome]]:
         """Store *pages*, which follow *prefix*; return the outcomes of the leading pages, and those of pages left out behind them."""
         run = _Run(self, page_hashes, pages, prefix)
@@ -58,12 +59,12 @@ class PageWriter:
         self.store.counters.add(f"{telemetry.PAGES_NOT_STORED}.{run.cause}", len(run.left_out))
         return run.outcomes, run.left_out
 
-    def request(self, page_hash: str, page: memoryview, position: int) -> ObjectWrite:
+    def request(self, page_hash: str, page: Page, position: int) -> ObjectWrite:
         """Return the write of one of a page's objects."""
         write = self._plan[position]
         key = self.key(page_hash, position)
-        payload = page[write.page_offset : write.page_offset + write.nbytes]
-        return ObjectWrite(key, (payload,), TrailerMaker(key, payload, write.block_nbytes))
+        payload = parts_of(page, write.page_offset, write.nbytes)
+        return ObjectWrite(key, payload, TrailerMaker(key, payload, write.block_nbytes))
 
     def key(self, page_hash: str, position: int) -> str:
         return object_key(page_hash, self._digest, self._suffixes[position])
@@ -87,7 +88,7 @@ class _Run:
     """
 
     def __init__(
-        self, writer: PageWriter, page_hashes: Sequence[str], pages: Sequence[memoryview], prefix: Sequence[str]
+        self, writer: PageWriter, page_hashes: Sequence[str], pages: Sequence[Page], prefix: Sequence[str]
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.left_out: list[Outcome] = []

@@ -87,7 +87,9 @@ class FaultOptions:
     delay_s: float = option(
         0.1, doc="how much later, in seconds; a batch waits for its slowest request", parse=_seconds
     )
-    hang_rate: float = option(0.0, doc="requests that do not end before the store is closed", parse=_rate)
+    hang_rate: float = option(
+        0.0, doc="requests that end with the deadline, or not before the store is closed", parse=_rate
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "faults")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from hicache_storage.deadline import remaining_s
 from hicache_storage.errors import StoreUnavailable
 from hicache_storage.middleware.fault_plan import FaultOptions, FaultPlan, Op, Strike
 from hicache_storage.middleware.layer import Layer, built_once
@@ -25,6 +26,7 @@ from hicache_storage.types import (
     ReadableBuffer,
     WritableBuffer,
     WriteResult,
+    failed,
 )
 
 R = TypeVar("R", RangeRead, ObjectWrite, str)
@@ -43,9 +45,9 @@ def with_faults(store: ObjectStore, options: FaultOptions, rank: str) -> ObjectS
 class FaultLayer(Layer):
     """Answers like the inner store, except for the share of the requests that *options* ask to go wrong.
 
-    A request is held up first, and then one other thing may happen to it. In a batch each request counts by
-    itself; those that nothing happens to reach the inner store in one batch. A store that hangs or is slow
-    does not bound itself: under such options it no longer says that it keeps deadlines.
+    A request is held up first, until the caller's deadline at most, and then one other thing may happen to it. In a
+    batch each request counts by itself; those that nothing happens to reach the inner store in one batch. A store
+    that hangs or is slow does not bound itself: under such options it no longer says that it keeps deadlines.
 
     Args:
         rank: the name of this process among its engine's ranks, mixed with the seed.
@@ -106,7 +108,9 @@ class FaultLayer(Layer):
     def _arrive(self, op: Op, key: str) -> ObjectStore:
         """Return the store that performs this one request, after what holds it up."""
         strike = self._draw(op, key)
-        self._wait(strike.wait_s, op, key)
+        error = self._held_up(strike.wait_s, op, key)
+        if error is not None:
+            raise error
         return self.inner if strike.kind is None else StruckStore(self.inner, strike)
 
     def _many(
@@ -114,7 +118,9 @@ class FaultLayer(Layer):
     ) -> list[Outcome]:
         listed = built_once(op, requests)
         strikes = [self._draw(op, _key_of(listed[index])) for index in range(len(listed))]
-        self._wait(max((strike.wait_s for strike in strikes), default=0.0), op, "")
+        error = self._held_up(max((strike.wait_s for strike in strikes), default=0.0), op, "")
+        if error is not None:
+            return [failed(error)] * len(listed)
         calm = [index for index, strike in enumerate(strikes) if strike.kind is None]
         outcomes = dict(zip(calm, perform(self.inner, [listed[index] for index in calm]) if calm else [], strict=True))
         for index, strike in enumerate(strikes):
@@ -131,9 +137,14 @@ class FaultLayer(Layer):
             _log.debug("faults.strike op=%s key=%s what=%s", op, key, "+".join(happened))
         return strike
 
-    def _wait(self, wait_s: float, op: Op, key: str) -> None:
-        if wait_s and self._closed.wait(wait_s):
-            raise StoreUnavailable("the store was closed meanwhile", backend=self.name, op=op, key=key)
+    def _held_up(self, wait_s: float, op: Op, key: str) -> StoreUnavailable | None:
+        """Wait; return why nothing comes of the request then, None if it goes on."""
+        limit_s = remaining_s(wait_s)
+        if self._closed.wait(limit_s):
+            return StoreUnavailable("the store is closed", backend=self.name, op=op, key=key)
+        if limit_s < wait_s:
+            return StoreUnavailable("injected: no answer within the deadline", backend=self.name, op=op, key=key)
+        return None
 
 
 def _key_of(request: RangeRead | ObjectWrite | str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 from pathlib import Path
+from threading import TIMEOUT_MAX
 
 from hicache_storage.config import option, parse_nbytes, rank_name
 from hicache_storage.errors import ConfigError
@@ -32,7 +33,9 @@ class MiddlewareOptions:
         parse=parse_nbytes,
     )
     read_budget_nbytes: int | None = option(
-        None, doc="bytes of reads under way beyond which reads wait", parse=parse_nbytes
+        None,
+        doc="bytes of reads under way beyond which reads wait, 60 s at most, before their deadline begins",
+        parse=parse_nbytes,
     )
     breaker_failures: int | None = option(None, doc="unreachable calls in a row after which calls fail at once")
     breaker_open_s: float = option(1.0, doc="seconds until an open breaker lets a probe through; doubles up to 30 s")
@@ -55,7 +58,7 @@ class MiddlewareOptions:
                 raise ConfigError(f"middleware option {name} = {value}: expected at least 1")
         for name in ("breaker_open_s", "deadline_s", "retry_base_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value <= TIMEOUT_MAX:
                 raise ConfigError(f"middleware option {name} = {value}: expected seconds above 0")
 
 

@@ -123,3 +123,41 @@ def test_footer_that_is_none_is_refused(change: str) -> None:
 
     with pytest.raises(LayoutError):
         Footer.parse(tail, len(stored) + (change == "sizes"))
+
+
+PARTS = st.lists(st.integers(1, len(PAYLOAD)), max_size=12)
+
+
+def cut(payload: bytes, lengths: list[int]) -> list[memoryview]:
+    """Return *payload* in parts of *lengths*, the last one taking the rest."""
+    parts, start = [], 0
+    for length in [*lengths, len(payload)]:
+        if payload[start : start + length]:
+            parts.append(memoryview(bytes(payload[start : start + length])))
+        start += length
+    return parts
+
+
+@given(PARTS)
+def test_payload_in_parts_has_the_trailer_of_the_whole(lengths: list[int]) -> None:
+    assert build_trailer("k", cut(PAYLOAD, lengths), BLOCK) == build_trailer("k", memoryview(PAYLOAD), BLOCK)
+
+
+@given(PARTS, st.lists(st.integers(0, len(PAYLOAD) + 64), max_size=8))
+def test_range_in_parts_verifies_whatever_the_hints(lengths: list[int], hints: list[int]) -> None:
+    trailer = memoryview(build_trailer("k", memoryview(PAYLOAD), BLOCK))
+    verifier = RangeVerifier("k", BLOCK, len(PAYLOAD), 0, cut(PAYLOAD, lengths))
+
+    for filled in hints:
+        verifier.advance(filled)
+
+    assert verifier.mismatch(trailer) is None
+
+
+@given(PARTS, st.integers(0, len(PAYLOAD) - 1), st.integers(1, 255))
+def test_any_flipped_bit_is_found_in_parts(lengths: list[int], position: int, mask: int) -> None:
+    trailer = memoryview(build_trailer("k", memoryview(PAYLOAD), BLOCK))
+    damaged = bytearray(PAYLOAD)
+    damaged[position] ^= mask
+
+    assert RangeVerifier("k", BLOCK, len(PAYLOAD), 0, cut(bytes(damaged), lengths)).mismatch(trailer) is not None

@@ -180,6 +180,7 @@ def test_layers_around_any_store_are_around_the_outermost_alone(
         ({"retry_atempts": 3}, "did you mean retry_attempts"),
         ({"retry_attempts": 0}, "retry_attempts = 0"),
         ({"deadline_s": -1}, "deadline_s"),
+        ({"deadline_s": "inf"}, "deadline_s"),
         ({"read_budget_nbytes": "lots"}, "read_budget_nbytes"),
         ("on", "expected an object"),
     ],

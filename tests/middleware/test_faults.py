@@ -207,6 +207,34 @@ def test_a_request_that_hangs_fails_when_the_store_is_closed() -> None:
             hanging.result(60)
 
 
+def test_a_batch_that_hangs_fails_request_by_request_when_the_store_is_closed() -> None:
+    store = FaultLayer(filled(), FaultOptions(hang_rate=1.0), "")
+    store.close()
+
+    assert [type(outcome.error) for outcome in store.exists_many(["a", "b"])] == [StoreUnavailable] * 2
+
+
+@pytest.mark.parametrize(("call", "kind"), STRUCK)
+def test_a_closed_store_is_unavailable_whatever_goes_wrong(call: str, kind: str) -> None:
+    store = FaultLayer(filled(), options_of(kind), "")
+    store.close()
+
+    seen = answer_of(store, call)
+
+    assert seen is StoreUnavailable or (isinstance(seen, list) and set(seen) == {(Status.FAILED, StoreUnavailable)})
+
+
+def test_requests_that_hang_take_up_no_room_once_their_deadline_is_over() -> None:
+    options = MiddlewareOptions(faults=FaultOptions(hang_rate=1.0, ops=("stat",)), deadline_s=0.01)
+
+    with wrap(filled(), options) as store:
+        hung = [answer_of(store, "stat") for _ in range(40)]
+        written = [store.write(f"k{number}", [BODY]) for number in range(3)]
+
+    assert hung == [StoreUnavailable] * 40
+    assert written == [WriteResult.STORED] * 3
+
+
 @pytest.mark.parametrize("call", ["read", "read_many"])
 def test_a_deadline_ends_a_request_that_hangs(call: str) -> None:
     options = MiddlewareOptions(faults=FaultOptions(hang_rate=1.0), deadline_s=0.05)

@@ -99,8 +99,12 @@ class ServiceProcess:
         self._signal(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Make the server silent: it accepts connections and never answers."""
+        """Make the server silent: it accepts connections and never answers, also what it has begun."""
         self._send(signal.SIGSTOP)
+        if self._process is not None:
+            # The signal is only sent so far; on a busy machine threads run on for a while.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a paused server go on."""

@@ -62,6 +62,42 @@ def test_a_caller_can_hash_piece_by_piece_and_a_trailer_costs_no_piece(
     assert seen == steps
 
 
+def test_a_caller_can_hash_piece_by_piece_what_goes_to_many_places(tmp_path: Path) -> None:
+    body = os.urandom(2 * PIECE_NBYTES + TRAILER_NBYTES)
+    (tmp_path / "object").write_bytes(body)
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    targets = [bytearray(PIECE_NBYTES // 8) for _ in range(16)] + [bytearray(TRAILER_NBYTES)]
+    seen: list[int] = []
+
+    got = read_range(fd, 0, targets, len(body), True, seen.append)
+
+    os.close(fd)
+    assert (got, b"".join(targets)) == (len(body), body)
+    assert seen == [PIECE_NBYTES, 2 * PIECE_NBYTES, len(body)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_places_are_filled_like_one(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [
+        rng.choice([1, 100, PIECE_NBYTES // 3, PIECE_NBYTES, 2 * PIECE_NBYTES]) for _ in range(rng.randrange(1, 9))
+    ]
+    nbytes = sum(sizes)
+    body = rng.randbytes(max(0, nbytes + rng.choice([-PIECE_NBYTES, -1, 0, 0, 1, 50])))
+    (tmp_path / "object").write_bytes(body)
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    targets = [bytearray(size) for size in sizes]
+    seen: list[int] = []
+
+    got = read_range(fd, 0, targets, nbytes, True, seen.append)
+
+    os.close(fd)
+    assert got == min(len(body), nbytes + 1)
+    assert b"".join(targets)[: len(body)] == body[:nbytes]
+    assert seen == sorted(set(seen))
+    assert max(seen, default=0) <= min(got, nbytes)
+
+
 @pytest.mark.parametrize(
     ("extra_nbytes", "got_nbytes"), [(-1, 999_999), (0, 1_000_000), (1, 1_000_001), (9, 1_000_001)]
 )

@@ -189,11 +189,22 @@ def test_options_that_make_no_sense_are_refused(values: dict[str, object]) -> No
         RedisStore(redis_options(**values))
 
 
-def test_no_error_shows_a_password() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@127.0.0.1/kv",
+        "redis://:12345/hunter2@127.0.0.1",  # What should have been escaped makes a path, or options, of a password.
+        "redis://:12345?hunter2=x@127.0.0.1",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RedisStore(RedisOptions(url=Secret("redis://:hunter2@127.0.0.1/kv")))
+        RedisStore(RedisOptions(url=Secret(url)))
 
     assert "hunter2" not in str(caught.value)
+
+
+def test_options_show_no_password() -> None:
     assert "hunter2" not in repr(RedisOptions(url=Secret("redis://:hunter2@h"), password=Secret("hunter2")))
 
 

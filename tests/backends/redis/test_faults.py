@@ -12,6 +12,7 @@ import pytest
 
 from hicache_storage.backends.redis import RedisStore
 from hicache_storage.config import Secret
+from hicache_storage.deadline import within
 from hicache_storage.errors import StoreError, StoreFull, StoreUnavailable
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.bodies import body_of, poisoned
@@ -25,9 +26,10 @@ pytest_plugins = ["tests.backends.redis.services"]
 
 _DEADLINE_S = 0.2
 _IN_ALL_S = _DEADLINE_S + 1.0
+"""What a silent server may cost: the deadline, and something for a busy machine."""
+
 _PATIENT_S = 20.0
 """Where nothing should wait: a deadline that a busy machine does not reach."""
-"""What a silent server may cost: the deadline, and something for a busy machine."""
 
 _CALLS: dict[str, Callable[[ObjectStore], object]] = {
     "write": lambda store: store.write("a", [b"x"]),
@@ -94,6 +96,18 @@ def test_a_silent_server_costs_a_batch_the_deadline_once(call: str) -> None:
         assert len(outcomes) == 64
 
 
+@pytest.mark.parametrize("call", _BATCHES)
+def test_every_thread_of_a_batch_keeps_the_callers_deadline(call: str) -> None:
+    with StubRedis(lambda *_: server.wait_for_end()) as server, store_at(server.url, deadline_s=_PATIENT_S) as store:
+        began_s = time.monotonic()
+
+        with within(_DEADLINE_S):
+            outcomes = _BATCHES[call](store)
+
+        assert time.monotonic() - began_s < _PATIENT_S / 2
+        assert {type(outcome.error) for outcome in outcomes} == {StoreUnavailable}
+
+
 def test_a_server_that_accepts_no_login_in_time_costs_the_deadline() -> None:
     with StubRedis(lambda *_: server.wait_for_end()) as server, store_at(server.url, password=Secret("x")) as store:
         began_s = time.monotonic()
@@ -102,6 +116,23 @@ def test_a_server_that_accepts_no_login_in_time_costs_the_deadline() -> None:
             store.stat("a")
 
         assert time.monotonic() - began_s < _IN_ALL_S
+
+
+def test_all_addresses_of_a_silent_host_together_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        address = full.getsockname()
+        for _ in range(8):  # What is not accepted fills its queue: whoever comes next gets no answer.
+            caller = waiting.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(address)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)] * 16
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        began_s = time.monotonic()
+
+        with store_at("redis://many.example:6379") as store, pytest.raises(StoreUnavailable):
+            store.stat("a")
+
+    assert time.monotonic() - began_s < _IN_ALL_S
 
 
 def test_a_server_that_stops_within_an_answer_costs_the_deadline() -> None:

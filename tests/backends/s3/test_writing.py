@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from functools import partial
 
 import pytest
@@ -86,6 +87,18 @@ def test_the_server_is_asked_once_and_nothing_is_left_of_it(stub: Stub) -> None:
 
     assert sorted(stub.objects) == [f"/bucket/k{i}" for i in range(8)]
     assert len([seen for seen in stub.seen if "probe" in seen.path]) == 3
+
+
+def test_who_may_not_delete_can_write_all_the_same(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    conditions = _Conditions(stub)
+    stub.script = lambda seen: refused(403, "AccessDenied") if seen.method == "DELETE" else conditions(seen)
+
+    with S3Store(stub.options(conditional_put="auto")) as store:
+        assert [store.write(key, [b"0123"]) for key in ("k", "l")] == [WriteResult.STORED] * 2
+
+    assert _methods(stub, "/bucket/k") == _methods(stub, "/bucket/l") == ["PUT"]
+    [probe] = {path for path in stub.objects if "probe" in path}
+    assert f"s3.probe_left_behind name={probe.removeprefix('/bucket/').replace('%21', '!')}" in caplog.text
 
 
 def test_a_question_without_an_answer_is_asked_again(stub: Stub) -> None:
@@ -238,6 +251,29 @@ def test_an_upload_that_cannot_be_taken_back_says_why_it_failed(stub: Stub, capl
         store.write("k", [_LARGE])
 
     assert "s3.upload_left_behind key=k" in caplog.text
+
+
+def test_an_upload_whose_time_is_over_is_taken_back_behind_the_call(
+    stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    upload = _Upload(stub)
+    returned, taken_back = threading.Event(), threading.Event()
+
+    def script(seen: Seen) -> Reply | None:
+        if seen.method in ("PUT", "DELETE"):
+            returned.wait(60)
+        if seen.method == "DELETE":
+            taken_back.set()
+        return upload(seen)
+
+    stub.script = script
+    with S3Store(stub.options(**_IN_PARTS, deadline_s=0.2)) as store:
+        with pytest.raises(StoreUnavailable):
+            store.write("k", [_LARGE])
+        returned.set()
+
+        assert taken_back.wait(60)
+    assert "s3.upload_left_behind" not in caplog.text  # as it would be had the call waited for it
 
 
 @pytest.mark.parametrize("nbytes", [1, 9, 10, 11, 99])

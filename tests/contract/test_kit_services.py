@@ -1,0 +1,54 @@
+"""What the kit's servers promise to the tests that take them away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hicache_storage.testing.services.process import ServiceProcess
+
+# Threads that are never at rest, as those of a busy server.
+_BUSY = """
+import pathlib, threading
+def work():
+    while True:
+        pow(3, 10**5)
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+pathlib.Path("ready").touch()
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[ServiceProcess]:
+    def is_ready() -> bool:
+        return (server.folder / "ready").exists()
+
+    server = ServiceProcess("busy", lambda _: [sys.executable, "-c", _BUSY], ready=is_ready)
+    with server:
+        yield server
+
+
+def states_of_threads(server: ServiceProcess) -> set[str]:
+    assert server._process is not None
+    stats = Path(f"/proc/{server._process.pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
+
+
+def test_a_paused_server_does_nothing_any_more_when_pausing_it_returns(busy: ServiceProcess) -> None:
+    for _ in range(20):
+        busy.pause()
+        assert states_of_threads(busy) == {"T"}
+        busy.resume()
+
+
+def test_a_server_that_has_ended_may_be_paused(busy: ServiceProcess) -> None:
+    busy.kill()
+
+    busy.pause()
+
+    assert not busy.running
