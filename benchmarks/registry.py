@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.cases.consensus_overhead import consensus_overhead
 from benchmarks.cases.corruption import corruption
 from benchmarks.cases.existence import file_exists
 from benchmarks.cases.kernels import gather_scatter, host_relayout
+from benchmarks.cases.pp_sync import pp_sync
 from benchmarks.cases.radix_tree import radix_tree
 from benchmarks.cases.restore import restore
 from benchmarks.cases.servers import break_even, mooncake_transfer, redis_transfer, s3_transfer
+from benchmarks.cases.serving import bench_serving
+from benchmarks.cases.sglang_dynamic import sglang_dynamic
 from benchmarks.cases.transfer import checksum_cost, file_read, file_write
-from benchmarks.rows import Finding, Result, Row
+from benchmarks.rows import Finding, Result, Row, Served
 from benchmarks.runner import Settings
 
 
@@ -24,12 +28,12 @@ class Case:
         description: one line for ``list``.
         run: measures; returns results of *kind* only.
         kind: what its CSV holds.
-        servers: backends whose server it starts; such a case runs only where it is named.
+        servers: what it starts, backends or engines; such a case runs only where it is named.
     """
 
     description: str
     run: Callable[[Settings], Sequence[Result]]
-    kind: type[Row | Finding]
+    kind: type[Row | Finding | Served]
     servers: tuple[str, ...] = ()
 
 
@@ -53,6 +57,20 @@ CASES = {
     "restore": Case(
         "a prompt fetched from L3 by the controller: ours, its client, the file backend alone", restore, Row
     ),
+    "sglang_dynamic": Case(
+        "a prompt through SGLang's own controller: its file backend, a bare plug-in, our adapter",
+        sglang_dynamic,
+        Row,
+        ("sglang",),
+    ),
+    "consensus_overhead": Case(
+        "the rank consensus checker, off and on: a decorated call, a scheduler's step on TP1 and TP2/PP2",
+        consensus_overhead,
+        Row,
+    ),
+    "pp_sync": Case(
+        "a tick of controllers that stay in step, threads and processes, beside a scheduler's step", pp_sync, Row
+    ),
     "redis_transfer": Case(
         "writes, verified and ranged reads on a real Redis: ours, raw pipelined sockets",
         redis_transfer,
@@ -70,5 +88,11 @@ CASES = {
     ),
     "break_even": Case(
         "a page of 2 MiB cut into 1, 4, 8, 32 objects, on every backend", break_even, Row, ("redis", "s3", "mooncake")
+    ),
+    "bench_serving": Case(
+        "SGLang's serving benchmark against `hicache serve`, L3 off and on, before and after a restart",
+        bench_serving,
+        Served,
+        ("sglang",),
     ),
 }

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from benchmarks.machine import Provenance
 
-T = TypeVar("T", bound="Row | Finding")
+T = TypeVar("T", bound="Row | Finding | Served")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,39 @@ class Finding:
     provenance: Provenance
 
 
-Result: TypeAlias = Row | Finding
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a client saw of a server; medians over *rounds* runs.
+
+    Attributes:
+        store: L3 backend of the server, or ``off``.
+        moment: which server of the round.
+        client: package and version that sent *requests*.
+        traffic: its flags.
+        prompt_tokens: of all requests; *cached_device*, *cached_host* and *cached_store* of them were not computed.
+        median_ttft_s, mean_ttft_s, p99_ttft_s: time to first token, of one run.
+        duration_s: of the whole run.
+    """
+
+    case: str
+    store: str
+    moment: str
+    client: str
+    traffic: str
+    requests: int
+    rounds: int
+    prompt_tokens: int
+    cached_device: int
+    cached_host: int
+    cached_store: int
+    median_ttft_s: float
+    mean_ttft_s: float
+    p99_ttft_s: float
+    duration_s: float
+    provenance: Provenance
+
+
+Result: TypeAlias = Row | Finding | Served
 
 
 def to_csv(results: Sequence[Result]) -> str:

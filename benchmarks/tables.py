@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.machine import Provenance
-from benchmarks.rows import Finding, Row
+from benchmarks.rows import Finding, Row, Served
 from benchmarks.subject import PAGE_CACHE
 from benchmarks.subjects.factory import OURS, TITLES
 
@@ -18,6 +18,11 @@ _WARM = "page cache warm"
 _READ_SHARE, _READ_LEAD, _WRITE_SHARE, _CHECKSUM_COST, _COPY_SHARE = 0.90, 1.5, 0.85, 0.10, 0.80
 _RESTORE_SHARE = 0.80
 _COPIED = "GB/s of payload and, in brackets, the share of one `copy_` of the same bytes; missed = below 80 %"
+_ADAPTER_LEAD = 5.0
+_ADAPTER = (
+    "GB/s of payload and, in brackets, the share of the bare plug-in; times its own = the adapter over SGLang's file "
+    "backend; missed = a get below 5 times that or below the bare plug-in"
+)
 _TREES = (
     "match in ns per token, insert and evict in us per prompt and, in brackets, the time of the fastest peer in the same "
     "round divided by it; missed = slower than that. SGLang evicts whole prompts, this project the pages that are asked for"
@@ -157,6 +162,17 @@ def relayouts(rows: Sequence[Row]) -> str:
     return _markdown(table) + _footer(rows[0], _COPIED, f"{rows[0].page_cache}, {rows[0].threads} thread")
 
 
+def sglang(rows: Sequence[Row]) -> str:
+    """Return GB/s and the share of the bare plug-in, a line per operation and threads, a column per backend."""
+    subjects = _subjects(rows)
+    table = [["", "threads", *(TITLES[subject] for subject in subjects), "times its own"]]
+    by_place = {(row.operation, row.threads, row.subject): row for row in rows}
+    for operation, threads in dict.fromkeys((row.operation, row.threads) for row in rows):
+        found = [by_place[operation, threads, subject] for subject in subjects]
+        table.append([operation, str(threads), *map(_speed, found), _lead_of_adapter(found)])
+    return _markdown(table) + _footer(rows[0], _ADAPTER, f"{_WARM}, {rows[0].objects} pages a prompt")
+
+
 def trees(rows: Sequence[Row]) -> str:
     """Return ns per token of matches and us per prompt of the rest, a line per operation and subject, a column per tree."""
     by_place = {(row.operation, row.object_nbytes, row.subject): row for row in rows}
@@ -167,6 +183,55 @@ def trees(rows: Sequence[Row]) -> str:
             found = [by_place.get((f"{operation}, {pages}", nbytes, subject)) for pages, nbytes in setups]
             table.append([operation, TITLES[subject], *(_tree_speed(row) if row else "" for row in found)])
     return _markdown(table) + _footer(rows[0], _TREES, f"{rows[0].page_cache}, one thread")
+
+
+def consensus(rows: Sequence[Row]) -> str:
+    """Return microseconds of a call and of a scheduler's step, with the share of the time without the checker."""
+    operations = list(dict.fromkeys(row.operation for row in rows))
+    table = [["", *operations]]
+    for subject in _subjects(rows):
+        found = {row.operation: row for row in rows if row.subject == subject}
+        cells = [
+            f"{found[name].us_per_object:,.2f} us ({_percent(found[name].share_of_raw)})" if name in found else ""
+            for name in operations
+        ]
+        table.append([TITLES[subject], *cells])
+    steps = max(rows, key=lambda row: row.threads)
+    what = f"In brackets, the time of the first line of the column divided by it; steps of {steps.batch} requests"
+    return _markdown(table) + _note(f"Medians of {steps.rounds} rounds. {what}.", steps.provenance)
+
+
+def ticks(rows: Sequence[Row]) -> str:
+    """Return microseconds of a scheduler's step, and of ticks with their share of it; a line per deployment."""
+    subjects = _subjects(rows)
+    table = [["", *(TITLES[subject] for subject in subjects)]]
+    by_place = {(row.operation, row.subject): row for row in rows}
+    for operation in dict.fromkeys(row.operation for row in rows):
+        found = [by_place[operation, subject] for subject in subjects]
+        shares = ["" if row.subject == row.raw else f" ({100 / row.share_of_raw:.2f} %)" for row in found]
+        table.append(
+            [operation, *(f"{row.us_per_object:,.1f} us{part}" for row, part in zip(found, shares, strict=True))]
+        )
+    return _markdown(table) + _footer(
+        rows[0], f"in brackets, the share of a step of {rows[0].batch} requests", "the slowest rank of each"
+    )
+
+
+def serving(rows: Sequence[Served]) -> str:
+    """Return cached tokens by tier and times to first token, a line per server."""
+    head = ["L3", "", "prompt tokens", "cached: device", "host", "store", "TTFT p50", "mean", "p99", "whole run"]
+    table = [head]
+    for row in rows:
+        cached = [f"{tokens:,}" for tokens in (row.cached_device, row.cached_host, row.cached_store)]
+        times = (row.median_ttft_s, row.mean_ttft_s, row.p99_ttft_s)
+        table.append(
+            [row.store, row.moment, f"{row.prompt_tokens:,}", *cached]
+            + [f"{seconds * 1000:,.0f} ms" for seconds in times]
+            + [f"{row.duration_s:.1f} s"]
+        )
+    one = rows[0]
+    what = f"{one.client}, `python -m sglang.benchmark.serving {one.traffic}`: {one.requests} requests"
+    return _markdown(table) + _note(f"Medians of {one.rounds} rounds; {what}.", one.provenance)
 
 
 TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
@@ -180,10 +245,14 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "host_relayout": (("host_relayout",), relayouts),
     "radix_tree": (("radix_tree",), trees),
     "restore": (("restore",), restored),
+    "sglang_dynamic": (("sglang_dynamic",), sglang),
     "redis_transfer": (("redis_transfer",), servers),
     "s3_transfer": (("s3_transfer",), servers),
     "mooncake_transfer": (("mooncake_transfer",), servers),
     "break_even": (("break_even",), break_even),
+    "bench_serving": (("bench_serving",), serving),
+    "consensus_overhead": (("consensus_overhead",), consensus),
+    "pp_sync": (("pp_sync",), ticks),
 }
 """Table name -> the cases whose results it needs, and how it is made of them."""
 
@@ -277,6 +346,15 @@ def _tree_speed(row: Row) -> str:
     per_token = row.us_per_object / row.object_nbytes * 4000
     speed = f"{per_token:.2f} ns" if is_match else f"{row.us_per_object:.0f} us"
     return _judged(f"{speed} ({row.share_of_raw:.1f}x)", row.share_of_raw >= 1 or row.subject != "our_tree")
+
+
+def _lead_of_adapter(rows: Sequence[Row]) -> str:
+    """Return how many times SGLang's own backend the adapter is; a get has to lead it and to reach the bare plug-in."""
+    by_subject = {row.subject: row for row in rows}
+    ours, theirs = by_subject["sglang_ours"], by_subject["sglang_file"]
+    lead = theirs.p50_s / ours.p50_s
+    is_get = ours.operation.startswith("get")
+    return _judged(f"{lead:.1f}x", not is_get or (lead >= _ADAPTER_LEAD and ours.share_of_raw >= 1))
 
 
 def _page_title(nbytes: int) -> str:

@@ -6,6 +6,7 @@ machine (`LONG`) is not run here but read by the program it calls: the targets, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,13 +18,25 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.cli.program import build_parser
+from hicache_storage.engine_integration.adapters.vllm.options import read_options
 from tests.architecture.source import ROOT
+from tests.engines.vllm.serving import connector
 from tests.tools import option_tables
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-LONG = ("make", "pip", "git clone", "cd hicache", "hicache demo", "hicache serve", "curl", "python -m benchmarks")
+LONG = (
+    "make",
+    "pip",
+    "git clone",
+    "cd hicache",
+    "hicache demo",
+    "hicache serve",
+    "curl",
+    "python -m benchmarks",
+    "vllm serve",
+)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -76,7 +89,9 @@ def test_every_file_named_in_a_page_exists(page: Path) -> None:
 
 def _commands(body: str) -> list[str]:
     joined = re.sub(r"\\\n\s*", " ", body)
-    return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    # A quoted text may go on over several lines.
+    whole = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), joined)
+    return [line for line in whole.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _is_long(line: str) -> bool:
@@ -93,11 +108,21 @@ def _check_long(line: str) -> bool:
         assert wanted <= EXTRAS.keys()
     elif words[0] == "hicache":  # tests/cli/serve/test_documented.py runs serve, and asks what curl asks
         build_parser().parse_args(words[1:])
+    elif words[0] == "vllm":
+        _check_vllm(words)
     elif words[:3] == ["python", "-m", "benchmarks"]:
         subprocess.run(
             [sys.executable, "-m", "benchmarks", words[3], "--help"], cwd=ROOT, check=True, capture_output=True
         )
     return False
+
+
+def _check_vllm(words: list[str]) -> None:
+    """Check what stands behind ``--kv-transfer-config``; vLLM itself is started so by tests/engines/vllm."""
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+
+    assert read_options(transfer.pop("kv_connector_extra_config")).backend == "file:///mnt/kv"
+    assert transfer == {name: value for name, value in connector({}).items() if name != "kv_connector_extra_config"}
 
 
 def test_option_tables_are_those_of_the_options() -> None:

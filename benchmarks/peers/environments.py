@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.peers.project import offer_project
 from benchmarks.subjects.process import ProcessSubject
 
 FOLDER = Path(__file__).resolve().parent
@@ -92,18 +93,24 @@ class Peer:
             server: where the server is that it uses, in the words of its driver.
         """
         command = [str(self.python), "-m", f"benchmarks.peers.{self.name}.driver", *self.variants[subject], *server]
+        if self.name == "sglang":
+            offer_project(tree)
         log = tree / f"{subject}.log"
-        return ProcessSubject(command, cwd=tree, environ=_environ(self), log=log)
+        return ProcessSubject(command, cwd=tree, environ=self.environ(), log=log)
 
-
-def _environ(peer: Peer) -> dict[str, str]:
-    environ = os.environ | {"HF_HUB_OFFLINE": "1", "LMCACHE_TRACK_USAGE": "false"}
-    if peer.name == "sglang":
-        environ["PYTHONPATH"] = f"{peer.venv / 'src'}:{FOLDER / 'sglang' / 'stand_ins'}"
-    if peer.name == "vllm":
-        environ["PYTHONPATH"] = str(peer.venv / "src")
-        environ["LD_LIBRARY_PATH"] = str(peer.venv / "stand_ins")
-    return environ
+    def environ(self) -> dict[str, str]:
+        """Return the whole environment of a process of this peer."""
+        environ = os.environ | {"HF_HUB_OFFLINE": "1", "LMCACHE_TRACK_USAGE": "false"}
+        if self.name == "sglang":
+            environ["PATH"] = os.pathsep.join((str(self.venv / "bin"), environ["PATH"]))
+            environ["PYTHONPATH"] = f"{self.venv / 'src'}:{FOLDER / 'sglang' / 'stand_ins'}"
+            environ["TORCH_EXTENSIONS_DIR"] = str(self.venv / "extensions")
+            # Nothing here is compiled by torch, and importing the compiler takes as long as SGLang itself.
+            environ["TORCHDYNAMO_DISABLE"] = "1"
+        if self.name == "vllm":
+            environ["PYTHONPATH"] = str(self.venv / "src")
+            environ["LD_LIBRARY_PATH"] = str(self.venv / "stand_ins")
+        return environ
 
 
 def _fetch_wheel(peer: Peer, wanted: Callable[[str], bool]) -> Path:
@@ -118,7 +125,19 @@ def _fetch_wheel(peer: Peer, wanted: Callable[[str], bool]) -> Path:
 
 
 def _finish_sglang(peer: Peer) -> None:
+    """Unpack the wheel, and compile its page-hash extension: several processes that start at once would each do it.
+
+    Raises:
+        RuntimeError: the machine has no C++ compiler or none of OpenSSL's headers.
+    """
     _fetch_wheel(peer, lambda name: name.startswith("sglang/"))
+    hash_one_page = "from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash as h; h([1, 2], None)"
+    done = subprocess.run(
+        [str(peer.python), "-c", hash_one_page], env=peer.environ(), check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()[-20:]
+        raise RuntimeError("\n".join(("SGLang's page hash does not compile; it needs g++ and libssl-dev", *lines)))
 
 
 def _finish_lmcache(peer: Peer) -> None:
@@ -157,6 +176,9 @@ PEERS = {
                 "sglang_tree": ("classic",),
                 "sglang_tree_python": ("python",),
                 "sglang_tree_rust": ("rust",),
+                "sglang_file": ("controller", "file"),
+                "sglang_bare": ("controller", "bare"),
+                "sglang_ours": ("controller", "ours"),
             },
             _finish_sglang,
         ),

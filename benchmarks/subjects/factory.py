@@ -43,6 +43,15 @@ TITLES = {
     "sglang_tree": "SGLang RadixCache",
     "sglang_tree_python": "SGLang UnifiedRadixCache, Python core",
     "sglang_tree_rust": "SGLang UnifiedRadixCache, Rust core",
+    "sglang_file": "its own file backend",
+    "sglang_bare": "bare zero-copy plug-in, unverified",
+    "sglang_ours": "**hicache_storage** adapter, verified",
+    "not_decorated": "not decorated",
+    "checker_off": "decorated, checker off",
+    "checker_on": "decorated, checker on",
+    "scheduler_step": "a step of the reference engine",
+    "pp_sync": "a tick of **hicache_storage**",
+    "all_ranks": "one collective of all ranks",
 }
 """Subject name -> how tables call it."""
 
@@ -52,8 +61,9 @@ PEER_COPIES = {
     "gather_scatter": ("sglang_cpu_copy",),
     "host_relayout": ("sglang_data_page",),
     "radix_tree": ("sglang_tree", "sglang_tree_python", "sglang_tree_rust"),
+    "sglang_dynamic": ("sglang_bare", "sglang_ours", "sglang_file"),
 }
-"""Case -> the peers' subjects that work within memory and store no object."""
+"""Case -> the peers' subjects that are for it alone."""
 
 PEERS_AT_SERVERS = {"redis": ("lmcache_resp",), "s3": ("lmcache_s3",), "mooncake": ()}
 """Backend -> the peers' subjects that need its server."""

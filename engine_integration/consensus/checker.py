@@ -81,6 +81,7 @@ class Checker:
         self.recorder = Recorder([self.log.add] if self.log is not None else [])
         self._is_closed = threading.Event()
         self._pending: list[Entry] = []
+        self._digests: list[int] = []  # of those entries
         self._before: deque[Entry] = deque(maxlen=options.history)
         self._thread = threading.Thread(target=self._run, name="hicache-consensus", daemon=True)
         self._thread.start()
@@ -139,50 +140,57 @@ class Checker:
         self.recorder.is_compared = False
 
     def _compare(self) -> bool:
-        """Compare some entries; False if they were the last ones."""
-        if not self._collect():
-            _log.error("rank_consensus.backlog rank=%s", self._ranks[self._group.rank])
+        """Compare some entries; False if there will be no more."""
+        try:
+            self._collect()
+        except Exception:  # noqa: BLE001 - whoever waits for this rank must hear that it compares no more
+            _log.exception("rank_consensus.fault rank=%s", self._ranks[self._group.rank])
+            self._forget(len(self._pending))
+        count = agree_min(self._group, "rank consensus length", lambda: len(self._digests))
+        if not count:
+            _log.error("rank_consensus.given_up rank=%s", self._ranks[self._group.rank])
             return False
-        count = agree_min(self._group, "rank consensus length", lambda: len(self._pending))
-        batch = self._pending[:count]
-        digests = agree_each(self._group, "rank consensus", lambda: [entry.digest() for entry in batch], count)
-        unequal = next((at for at, theirs in enumerate(zip(*digests, strict=True)) if len(set(theirs)) > 1), None)
-        equal = batch if unequal is None else batch[:unequal]
-        self._before += equal
-        del self._pending[: len(equal)]
-        if unequal is None:
-            return batch[-1].event != "end"
-        return self._diverged(self._pending.pop(0))
+        digests = agree_each(self._group, "rank consensus", lambda: self._digests[:count], count)
+        equal = next((at for at, theirs in enumerate(zip(*digests, strict=True)) if len(set(theirs)) > 1), count)
+        self._before += self._pending[:equal]
+        is_end = equal > 0 and self._pending[equal - 1].event == "end"
+        self._forget(equal)
+        return not is_end if equal == count else self._diverged(self._pending[0])
 
-    def _collect(self) -> bool:
-        """Wait for an entry and take as many more as there are; False if there will be none."""
+    def _collect(self) -> None:
+        """Wait for an entry and take as many more as there are; there stays none once this rank has given up."""
         if not self._pending:
-            entry = self.recorder.waiting.get()
-            if entry is None:
-                return False
-            self._pending.append(entry)
+            self._take(self.recorder.waiting.get())
         if self.recorder.waiting.qsize() < _BATCH:
             self._is_closed.wait(_PAUSE_S)
         for _ in range(min(self.recorder.waiting.qsize(), _BATCH - len(self._pending))):
-            entry = self.recorder.waiting.get()
-            if entry is None:
-                self.recorder.waiting.put(None)
-                break
+            self._take(self.recorder.waiting.get())
+
+    def _take(self, entry: Entry | None) -> None:
+        if entry is None:
+            self.recorder.waiting.put(None)  # found again once nothing else is left
+        else:
             self._pending.append(entry)
-        return True
+            self._digests.append(entry.digest())
+
+    def _forget(self, count: int) -> None:
+        del self._pending[:count], self._digests[:count]
 
     def _diverged(self, mine: Entry) -> bool:
-        """Tell everybody's entry in place of *mine*; False if there is nothing more to be compared."""
+        """Tell everybody's entry in place of *mine*, the first; False if there is nothing more to be compared."""
         words = agree_each(self._group, "rank consensus entry", mine.packed, ENTRY_NBYTES // 8)
         entries = {rank: Entry.unpacked(mine.number, theirs) for rank, theirs in zip(self._ranks, words, strict=True)}
         differs = what_differs(entries.values()) or Differs.RESULTS
         self._tell(Divergence(mine.number, differs, entries, tuple(self._before)))
         self._before.clear()  # a further one is told with what came in between
         self._before.append(mine)
+        self._forget(1)
         return differs is not Differs.ORDER and len(self.divergences) < _MAX_REPORTS
 
     def _absent(self, failure: RankFailure) -> None:
         """Tell that a rank did not come to the next entry; which one is known where the group can tell."""
+        if not self._pending:  # this rank has given up itself
+            return
         mine = self._pending[0]
         absent = failure.reasons.keys() - {self._group.rank}
         entries = {

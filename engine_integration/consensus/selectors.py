@@ -67,9 +67,9 @@ class Selector:
             value = values[self.root]
             if self.way is not None:
                 value = self.way(value)
-        except Exception as error:  # noqa: BLE001 - properties may raise anything
+            return f"{self.source}={canonical(value)}"
+        except Exception as error:  # noqa: BLE001 - properties may raise anything, and so may a value that changes meanwhile
             return f"{self.source}=<{in_ascii(type(error).__name__)}>"
-        return f"{self.source}={canonical(value)}"
 
 
 def _steps(found: Sequence[re.Match[str]]) -> list[Step]:

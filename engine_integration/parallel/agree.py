@@ -7,6 +7,7 @@ leave the others waiting. Payloads are integers of a fixed number, never pickles
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 from zlib import crc32
@@ -125,6 +126,7 @@ def _gather(group: Group, step: str, local: Callable[[], Sequence[int]], count: 
         answers = local()
         if len(answers) != count:
             raise ValueError(f"{len(answers)} answers to {count} questions")  # noqa: TRY301 - this rank's own failure
+        array("q", answers)  # raises here what a group would find out before the others hear of this rank
     except BaseException as caught:  # noqa: BLE001 - raised again below, on every rank
         error = caught
     if error is None:

@@ -11,6 +11,7 @@ there is no barrier across stages. Every TP rank talks to the rank of the same p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ class StepSync:
 def _own(step: str, answers: Callable[[], Sequence[int]]) -> list[int]:
     """Return the answers of a rank that has nobody to agree with; it fails as one among others would."""
     try:
-        return list(answers())
+        return list(array("q", answers()))  # no message takes other numbers
     except Exception as error:
         raise RankFailure(step, {0: f"{type(error).__name__}: {error}"}) from error
 

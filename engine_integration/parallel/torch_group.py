@@ -38,5 +38,5 @@ class TorchGroup:
             distributed.all_gather(everyone, mine, group=self._group)
         except (RuntimeError, ValueError) as error:
             # Gloo tells that a peer is gone or late, not which one.
-            raise RankFailure(step, {self._rank: str(error).splitlines()[0]}) from error
+            raise RankFailure(step, {self._rank: f"has lost another rank: {str(error).splitlines()[0]}"}) from error
         return [theirs.tolist() for theirs in everyone]

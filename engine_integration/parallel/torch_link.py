@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -65,10 +66,13 @@ class TorchLink:
         try:
             work, buffer = self._next or self._expect()
             work.wait(self._timeout * self.position.stage)
-            words: list[int] = buffer.tolist()
-            self._next = self._expect()
         except (RuntimeError, ValueError) as error:
             raise self._failure(step, -1, error) from error
+        self._next = None
+        # Whoever is gone by now has sent these all the same, most likely why; the next one will be missed.
+        with suppress(RuntimeError, ValueError):
+            self._next = self._expect()
+        words: list[int] = buffer.tolist()
         return words
 
     def _expect(self) -> tuple[distributed.Work, Tensor]:

@@ -20,7 +20,7 @@ from hicache_storage.engine_integration.reference_engine.messages import Command
 from hicache_storage.engine_integration.reference_engine.outcome import Ended, Ready, Voice
 from hicache_storage.engine_integration.reference_engine.rank_names import log_path, rank_names
 from hicache_storage.engine_integration.reference_engine.sizes import check_config
-from hicache_storage.errors import InvariantError, RankFailure
+from hicache_storage.errors import ConfigError, InvariantError, RankFailure
 
 _LAUNCHER_LOG = "launcher.log"
 _LAUNCHER = "hicache_storage.engine_integration.reference_engine.launcher"
@@ -49,12 +49,12 @@ class EngineClient:
         self.config = config
         self._temporary = None if log_folder else tempfile.TemporaryDirectory(prefix="hicache-engine-")
         self.log_folder = Path(self._temporary.name) if self._temporary else log_folder or Path()
-        self.log_folder.mkdir(parents=True, exist_ok=True)
         self._heard: SimpleQueue[Voice | Ended] = SimpleQueue()
         self._ended: Ended | None = None
-        verdict, verdict_end = os.pipe()
-        self._process = _launch(verdict_end, self.log_folder, config.environment)
-        os.close(verdict_end)
+        with _launcher_log(self.log_folder) as log:
+            verdict, verdict_end = os.pipe()
+            self._process = _launch(verdict_end, self.log_folder, log, config.environment)
+            os.close(verdict_end)
         ends = (_own(self._process.stdout), verdict)
         self._ear = threading.Thread(target=self._listen, args=ends, name="hicache-events", daemon=True)
         self._ear.start()
@@ -155,15 +155,23 @@ def _own(pipe: IO[bytes] | None) -> int:
         return os.dup(pipe.fileno())
 
 
-def _launch(verdict: int, log_folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (log_folder / _LAUNCHER_LOG).open("wb") as log:
-        return subprocess.Popen(  # noqa: S603 - our own module, no shell
-            [sys.executable, "-m", _LAUNCHER, str(verdict), str(log_folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            bufsize=0,
-            env=_ENVIRONMENT | os.environ | environment,
-            pass_fds=(verdict,),
-            start_new_session=True,  # a Ctrl-C is for the parent, which shuts the engine down in order
-        )
+def _launcher_log(folder: Path) -> IO[bytes]:
+    """Return the launcher's log, open, in *folder*, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / _LAUNCHER_LOG).open("wb")
+    except OSError as error:
+        raise ConfigError(f"log folder {folder} cannot be written: {error.strerror}") from error
+
+
+def _launch(verdict: int, log_folder: Path, log: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - our own module, no shell
+        [sys.executable, "-m", _LAUNCHER, str(verdict), str(log_folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        bufsize=0,
+        env=_ENVIRONMENT | os.environ | environment,
+        pass_fds=(verdict,),
+        start_new_session=True,  # a Ctrl-C is for the parent, which shuts the engine down in order
+    )

@@ -29,7 +29,7 @@ from hicache_storage.engine_integration.reference_engine.rank_tiers import RankT
 from hicache_storage.engine_integration.reference_engine.scheduler import Limits, Scheduler
 from hicache_storage.engine_integration.reference_engine.sizes import kv_shape
 from hicache_storage.engine_integration.reference_engine.store_parts import store_role
-from hicache_storage.errors import HiCacheError
+from hicache_storage.errors import ConfigError, HiCacheError, RankFailure
 from hicache_storage.telemetry import Counters
 
 
@@ -144,7 +144,11 @@ class EngineRank:
         try:
             self.tiers.attach(target)
         except HiCacheError as error:
-            self._events.append(Answered(command.command_id, error=str(error)))
+            own = error.__cause__ if isinstance(error, RankFailure) else error
+            is_wrong = isinstance(own, ConfigError)
+            # What is wrong is wrong for all ranks alike; of anything else it matters which rank says it.
+            reason = str(own if is_wrong else error)
+            self._events.append(Answered(command.command_id, reason, is_wrong_config=is_wrong))
         else:
             self._events.append(Answered(command.command_id))
 

@@ -91,7 +91,7 @@ def _fork(config: EngineConfig, rank: int, rendezvous: int, log: Path) -> _Child
 def _be_rank(config: EngineConfig, rank: int, pipes: RankPipes, log: Path) -> int:
     os.environ["HICACHE_RANK"] = log.stem
     events = os.dup(pipes.events)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # Whatever a library prints belongs into the log, not between the events.
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -149,7 +149,7 @@ def _tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS_NBYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
+    return f"; its log ends with: {lines[-1]}" if lines else ""
 
 
 if __name__ == "__main__":

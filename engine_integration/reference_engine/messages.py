@@ -115,11 +115,13 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         error: why it was not done; None if it was.
+        is_wrong_config: what the command asks for is wrong; other reasons may pass.
         counters: of all ranks together, by name.
     """
 
     command_id: int
     error: str | None = None
+    is_wrong_config: bool = False
     counters: dict[str, int] = {}
 
 

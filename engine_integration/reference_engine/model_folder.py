@@ -129,9 +129,8 @@ def _convert_into(gguf: Path, folder: Path, timeout_s: float) -> None:
     missing = [name for name in _CONVERTER_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"reading {gguf.name} needs {', '.join(missing)}: pip install 'hicache-storage[demo]'")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _reclaim_abandoned(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_SCRATCH_PREFIX) as scratch:
+    with _scratch_in(folder.parent) as scratch:
+        _reclaim_abandoned(folder.parent)
         built = Path(scratch) / "model"
         built.mkdir()
         _convert(gguf, built, timeout_s)
@@ -141,6 +140,14 @@ def _convert_into(gguf: Path, folder: Path, timeout_s: float) -> None:
             if not folder.is_dir():
                 raise
             shutil.rmtree(built)
+
+
+def _scratch_in(cache: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=cache, prefix=_SCRATCH_PREFIX)
+    except OSError as error:
+        raise ConfigError(f"model cache {cache} cannot be written: {error.strerror}") from error
 
 
 def _reclaim_abandoned(cache: Path) -> None:

@@ -147,7 +147,7 @@ class ProcessPeers:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise RankFailure(step, {self._rank: str(error).splitlines()[0]}) from error
+            raise RankFailure(step, {self._rank: f"has lost another rank: {str(error).splitlines()[0]}"}) from error
 
 
 def _tensor_of(data: bytes) -> Tensor:

@@ -24,6 +24,7 @@ from hicache_storage.engine_integration.reference_engine.outcome import Broken, 
 from hicache_storage.engine_integration.reference_engine.peers import NoPeers, Peers
 from hicache_storage.engine_integration.reference_engine.process_peers import ProcessPeers
 from hicache_storage.engine_integration.reference_engine.serving import Inbox, serve
+from hicache_storage.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 30.0
@@ -73,12 +74,19 @@ def _run(config: EngineConfig, rank: int, pipes: RankPipes) -> None:
     topology = config.ranks
     torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // topology.tp))
     if config.device == "cuda":
-        torch.cuda.set_device(rank)
+        _use_gpu(rank, topology.tp * topology.pp)
     peers = _connect(config, rank, pipes.rendezvous)
     with compared(peers, lambda failure: _say_why(pipes, failure)):
         _serve(config, rank, pipes, peers)
     peers.close()
     _log.info("rank.ended rank=%d", rank)
+
+
+def _use_gpu(rank: int, ranks: int) -> None:
+    found = torch.cuda.device_count()
+    if found < ranks:
+        raise ConfigError(f"device = 'cuda' needs a GPU for each rank, {ranks} in all; torch sees {found}")
+    torch.cuda.set_device(rank)
 
 
 def _serve(config: EngineConfig, rank: int, pipes: RankPipes, peers: Peers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from hicache_storage.engine_integration.controller import Controller, Pools, StoreConnection
@@ -38,9 +39,15 @@ class _Host:
 
     @classmethod
     def beside(cls, device: DevicePool, num_pages: int, role: StoreRole) -> _Host:
-        pool = HostPool(num_pages, role.layout.page_nbytes)
         heads = role.layout.group_heads
-        return cls(pool, Backup(device, pool, group_heads=heads), Load(device, pool, group_heads=heads))
+        with ExitStack() as made:
+            pool = HostPool(num_pages, role.layout.page_nbytes)
+            made.callback(pool.close)
+            backup = Backup(device, pool, group_heads=heads)
+            made.callback(backup.close)
+            host = cls(pool, backup, Load(device, pool, group_heads=heads))
+            made.pop_all()
+        return host
 
     def close(self) -> None:
         self.backup.close()
@@ -110,9 +117,13 @@ class RankTiers:
         opened = agree_made(
             self._peers.group, "attach", lambda: self._open(target, host), lambda opened: _give_up(opened.store, host)
         )
-        probe, read, write = groups = self._peers.new_groups(3)
+        with ExitStack() as undo:
+            undo.callback(_give_up, opened.store, host)
+            probe, read, write = groups = self._peers.new_groups(3)
+            undo.callback(self._peers.drop_groups, groups)
+            self.controller.attach(StoreConnection(opened.pages, probe, read, write, writes=self._role.can_write))
+            undo.pop_all()
         self._attached = _Attached(opened.store, groups)
-        self.controller.attach(StoreConnection(opened.pages, probe, read, write, writes=self._role.can_write))
 
     def detach(self) -> None:
         """Finish what is being written and use no store any more. Without a store, does nothing."""

@@ -58,7 +58,10 @@ class AckQueue(Generic[T]):
 
     @rank_consensus(same_params="self._what", same_results="result.identity")
     def wait(self) -> T:
-        """Return the oldest acknowledgement, once it is there: what is waited for must have been submitted."""
+        """Return the oldest acknowledgement, once it is there: what is waited for must have been submitted.
+
+        It takes as long as the operation: the deadlines are those of the store, and of the group that agrees on it.
+        """
         with self._lock:
             self._lock.wait_for(lambda: self._acks)
             return self._acks.popleft()

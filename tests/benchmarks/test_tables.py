@@ -10,7 +10,7 @@ import pytest
 from benchmarks.readme import DOCUMENTS, RESULTS, render, stale, update
 from benchmarks.registry import CASES
 from benchmarks.rows import Finding, Row, from_csv, save
-from benchmarks.tables import TABLES, break_even, copies, corruption, relayouts, servers, targets, transfer
+from benchmarks.tables import TABLES, break_even, copies, corruption, relayouts, servers, sglang, targets, transfer
 
 DOCUMENT = "before\n<!-- benchmarks:file_read -->\nold\n<!-- /benchmarks:file_read -->\nafter\n"
 
@@ -174,3 +174,15 @@ def test_layouts_stand_below_and_subjects_beside_each_other(row: Row) -> None:
     table = relayouts([limit, ours])
 
     assert "| 1.5 MB | page_head | to pages | 13.42 (100 %) | 11.00 (82 %) |" in table
+
+
+def test_the_adapter_is_beside_what_sglang_has_and_a_slow_get_is_told(row: Row) -> None:
+    bare = replace(row, case="sglang_dynamic", operation="get MHA page_first", subject="sglang_bare", raw="sglang_bare")
+    ours = replace(bare, subject="sglang_ours", p50_s=0.008, gb_s=16.0, share_of_raw=1.25)
+    file = replace(bare, subject="sglang_file", p50_s=0.048, gb_s=2.7, share_of_raw=0.21)
+    slow = [replace(one, operation="get MLA page_first", p50_s=0.02) for one in (bare, ours, file)]
+
+    table = sglang([bare, ours, file, *slow])
+
+    assert "| get MHA page_first | 1 | 2.70 (21 %) | 13.42 (100 %) | 16.00 (125 %) | 6.0x |" in table
+    assert "1.0x (missed) |" in table

@@ -227,6 +227,8 @@ def test_cold_shares_nothing_with_earlier_runs_and_leaves_nothing_behind(
         (["--readers", "four"], "topology 'four'"),
         (["--page-size", "64"], "48 tokens, which is no full page of 64"),
         (["--max-new-tokens", "4000"], "the model takes 2048"),
+        (["--max-new-tokens", "x"], "'x' is no whole number of at least 1"),
+        (["--timeout", "0"], "'0' is no whole number of at least 1"),
         (["--store", "memory"], "memory"),
         (["--model", "/nonexistent/model"], "does not exist"),
     ],

@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName,
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
+from benchmarks.peers.sglang.controlled import Controlled
 from benchmarks.peers.sglang.copies import CpuCopy, DataPage
 from benchmarks.peers.sglang.host_pools import PoolShape, mha_pool
 from benchmarks.peers.sglang.trees import SGLangTree
@@ -140,8 +141,10 @@ def storage_config(workload: Workload) -> HiCacheStorageConfig:
     )
 
 
-def open_subject(kind: str) -> Subject:
+def open_subject(kind: str, backend: str = "") -> Subject:
     match kind:
+        case "controller":
+            return Controlled(backend)
         case "cpu_copy":
             return CpuCopy()
         case "data_page":
@@ -154,6 +157,6 @@ def open_subject(kind: str) -> Subject:
 if __name__ == "__main__":
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    subject = open_subject(sys.argv[1])
+    subject = open_subject(*sys.argv[1:3])
     subject.version = "0.5.23"
     serve(subject)

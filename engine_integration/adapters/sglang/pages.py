@@ -184,7 +184,8 @@ class _Scratch:
         self.lock = Lock()
         self.rows = max(1, nbytes // 2 // page_nbytes)
         self._page_nbytes = page_nbytes
-        self.halves = [torch.empty(self.rows, page_nbytes, dtype=torch.uint8) for _ in range(2)]
+        # Written once here: the first touch of memory costs as much as reading into it, and the first prompt would pay.
+        self.halves = [torch.empty(self.rows, page_nbytes, dtype=torch.uint8).zero_() for _ in range(2)]
 
     def turns(self, pages: int) -> list[range]:
         """Return which pages go together."""

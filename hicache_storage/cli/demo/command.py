@@ -102,7 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return number

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, defaults: Mapping[str, object]) -> int:
     """
     check_numbers(args)
     server.check(args, defaults)
-    if args.url:
+    if args.url is not None:
         return server.run(args)
     options = replay_options(args)
     if args.plot is not None:

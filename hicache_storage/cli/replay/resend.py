@@ -186,14 +186,14 @@ async def _send(session: aiohttp.ClientSession, url: str, body: dict[str, object
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[_Chunk]:
-    """Yield the events of a stream; aiohttp's own lines have a limit that a long prompt's tokens are over."""
+    """Yield the events of a stream, a line each; aiohttp's own lines have a limit that a long prompt's tokens are over."""
     decoder = msgspec.json.Decoder(_Chunk)
     rest = b""
     async for received in response.content.iter_any():
-        *events, rest = (rest + received).split(b"\n\n")
-        for event in events:
-            data = event.removeprefix(b"data:").strip()
-            if data and data != b"[DONE]":
+        *lines, rest = (rest + received).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
                 yield decoder.decode(data)
 
 

@@ -16,6 +16,7 @@ from hicache_storage.errors import ConfigError
 
 _FLAGS = {"url", "speed", "trace", "requests", "concurrency", "json"}
 """What means something here; all other flags of the command describe a simulation."""
+_SCHEMES = ("http://", "https://")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +40,17 @@ def check(args: argparse.Namespace, defaults: Mapping[str, object]) -> None:
         defaults: what each flag of the command is where it is not given.
 
     Raises:
-        ConfigError: they are; or the trace is none that a server can be sent.
+        ConfigError: they are; or the URL is none, or there is no trace that a server can be sent.
     """
     given = {name for name, default in defaults.items() if getattr(args, name) != default}
-    wrong = min(given - _FLAGS, default=None) if args.url else min(given & {"speed"}, default=None)
+    sends = args.url is not None
+    if sends and not args.url.startswith(_SCHEMES):
+        raise ConfigError(f"--url {args.url!r}: expected a server such as http://127.0.0.1:30000")
+    wrong = min(given - _FLAGS, default=None) if sends else min(given & {"speed"}, default=None)
     if wrong is not None:
-        relation = "without" if args.url else "with"
+        relation = "without" if sends else "with"
         raise ConfigError(f"--{wrong.replace('_', '-')} is for a replay {relation} --url")
-    if args.url and args.trace is None:
+    if sends and args.trace is None:
         raise ConfigError("--url needs the --trace that a server has recorded: hicache serve --record-requests FILE")
 
 

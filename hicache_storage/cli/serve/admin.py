@@ -13,6 +13,7 @@ from aiohttp import web
 
 from hicache_storage.cli.serve import schema
 from hicache_storage.cli.serve.api_error import ApiError, unavailable
+from hicache_storage.cli.serve.body import read_body
 from hicache_storage.cli.serve.link import EngineLink
 from hicache_storage.cli.serve.schema import AttachBody
 from hicache_storage.cli.serve.store_state import StoreState, describe_store
@@ -101,7 +102,7 @@ class Admin:
     async def attach(self, request: web.Request) -> web.Response:
         """Answer PUT /hicache/storage-backend."""
         self._guard.check(request)
-        body = schema.parse(await request.read(), AttachBody)
+        body = schema.parse(await read_body(request), AttachBody)
         backend, extra_config = _target_of(body)
         if not self._may_attach:
             raise ApiError("this server has no host tier; start it with --enable-hierarchical-cache", status=409)
@@ -128,8 +129,11 @@ class Admin:
 
     async def _do(self, make: Callable[[int], Command], timeout_s: float) -> None:
         answer = await self._link.ask(make, timeout_s=timeout_s)
-        if answer.error is not None:
-            raise unavailable(answer.error, code="not_done")
+        if answer.error is None:
+            return
+        if answer.is_wrong_config:
+            raise ApiError(answer.error, param="backend", code="invalid_store")
+        raise unavailable(answer.error, code="not_done")
 
     def _state(self) -> web.Response:
         store = self._store

@@ -70,8 +70,8 @@ async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     except web.HTTPException as error:
         return of_http(error).response()
     except ConnectionError:
-        # The client left; there is nobody to answer.
-        raise
+        # The client left; there is nobody to answer. So aiohttp ends it too where it notices first; it would log this one.
+        raise asyncio.CancelledError from None
     except Exception:  # noqa: BLE001 - the last resort of a server
         # Only a fault of this server comes here. The client learns that there was one, the log which.
         _log.exception("request.failed method=%s path=%s", request.method, request.path)

@@ -26,6 +26,7 @@ _NEEDS_HIERARCHY = (
     "hicache_mem_layout",
     "hicache_io_backend",
 )
+_HOST_SIZES = ("host_nbytes", "host_ratio", "host_memory_fraction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,10 @@ def _check_hierarchy(options: ServeOptions, given: list[str]) -> None:
 
 
 def _check_size(tiers: dict[str, object]) -> None:
-    """Refuse a size of the host tier without a unit: SGLang means GB by it, and everything else here bytes."""
+    """Refuse two sizes of the host tier, and one without a unit: SGLang means GB by it, everything else here bytes."""
+    given = [flag_of(name) for name in _HOST_SIZES if name in tiers]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: the host pool has one size; give one of them")
     size = tiers.get("host_nbytes")
     if isinstance(size, str) and size.strip().isdecimal():
         raise ConfigError(

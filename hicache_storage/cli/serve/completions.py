@@ -14,6 +14,7 @@ from aiohttp import web
 
 from hicache_storage.cli.serve import schema
 from hicache_storage.cli.serve.api_error import ApiError
+from hicache_storage.cli.serve.body import read_body
 from hicache_storage.cli.serve.documents import ChatDocuments, CompletionDocuments, Documents, Wanted
 from hicache_storage.cli.serve.generation import Choice, Piece, Services, generate
 from hicache_storage.cli.serve.schema import ChatBody, CompletionBody, GenerationBody
@@ -25,7 +26,6 @@ Tokens: TypeAlias = Sequence[int]
 
 _COMPLETION_TOKENS = 16
 """Length of a completion that names none, as OpenAI has it; a chat goes on as long as it may."""
-_BODY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Completions:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer POST /v1/completions."""
-        body = schema.parse(await _read(request), CompletionBody)
+        body = schema.parse(await read_body(request), CompletionBody)
         self._model.check_name(body.model)
         given = schema.prompts_of(body.prompt)
         prompts = await asyncio.to_thread(_encoded, self._services.tokenizer, given)
@@ -96,7 +96,7 @@ class Completions:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer POST /v1/chat/completions."""
-        body = schema.parse(await _read(request), ChatBody)
+        body = schema.parse(await read_body(request), ChatBody)
         self._model.check_name(body.model)
         messages = schema.chat_messages(body.messages)
         prompt = await asyncio.to_thread(self._services.tokenizer.apply_chat, messages)
@@ -200,14 +200,6 @@ def _endpoint(request: web.Request) -> str:
 
 async def _nowhere(_index: int, _piece: Piece) -> None:
     """Take a piece of an answer that is sent as a whole."""
-
-
-async def _read(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError(f"no body within {_BODY_TIMEOUT_S:g} s", status=408, code="request_timeout") from None
 
 
 def _encoded(tokenizer: Tokenizer, prompts: list[str] | list[list[int]]) -> list[Tokens]:

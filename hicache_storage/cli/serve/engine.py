@@ -26,7 +26,7 @@ class EngineClient(Protocol):
         ...
 
     def close(self, timeout_s: float) -> None:
-        """End the engine, by force after *timeout_s*. A waiting `receive` returns or raises."""
+        """End the engine, by force after *timeout_s*. A waiting `receive` returns or raises, a waiting `send` returns."""
         ...
 
 

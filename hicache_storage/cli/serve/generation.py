@@ -87,14 +87,15 @@ async def generate(choices: Sequence[Choice], services: Services, endpoint: str,
 
     Raises:
         ApiError: of the first choice that failed; the others are aborted.
+        ConnectionError: *sink* has nobody left to send to.
     """
-    failure: ApiError | None = None
+    failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for choice in choices:
                 group.create_task(_Run(choice, services, endpoint).run(sink))
-    except* ApiError as errors:
-        failure = next(error for error in errors.exceptions if isinstance(error, ApiError))
+    except* (ApiError, ConnectionError) as errors:
+        failure = errors.exceptions[0]
     if failure is not None:
         raise failure
 
@@ -113,11 +114,11 @@ class _Run:
     async def run(self, sink: Sink) -> None:
         recorder = self._services.recorder
         record = None if recorder is None else recorder.begin(self._choice.request)
-        outcome = ABANDONED
+        outcome = FAILED
         try:
             outcome = await self._generate(sink)
-        except ApiError:
-            outcome = FAILED
+        except (asyncio.CancelledError, ConnectionError):
+            outcome = ABANDONED
             raise
         finally:
             usage = self._choice.usage

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -105,10 +105,11 @@ class EngineLink:
             self._send(Abort(request_id))
 
     async def close(self, *, timeout_s: float) -> None:
-        """End the engine: it has *timeout_s* to end by itself."""
-        # Behind the commands that are still on their way.
-        closing = self._sender.submit(self._client.close, timeout_s)
-        await asyncio.wrap_future(closing)
+        """End the engine: it has *timeout_s* to take the commands that are on their way, and as long to end by itself."""
+        last = self._sender.submit(_nothing)
+        # An engine that hangs may never take them.
+        await asyncio.to_thread(wait, [last], timeout_s)
+        await asyncio.to_thread(self._client.close, timeout_s)
         await asyncio.to_thread(self._reader.join, timeout_s)
         self._sender.shutdown(wait=False)
 
@@ -181,6 +182,10 @@ class EngineLink:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(self._gone())
+
+
+def _nothing() -> None:
+    """Be done once everything before it is."""
 
 
 async def _tokens(stream: _Stream) -> AsyncIterator[Token]:

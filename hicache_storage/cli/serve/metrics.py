@@ -45,9 +45,11 @@ class Metrics:
         for tier in _TIERS:
             self._cached.labels(tier)
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's arrival to its first token."
+            "time_to_first_token_seconds", "From when the prompt's tokens are known to the first new one."
         )
-        self._duration = self._histogram("request_duration_seconds", "From the request's arrival to its end.")
+        self._duration = self._histogram(
+            "request_duration_seconds", "From when the prompt's tokens are known to the answer's end."
+        )
         self._running = Gauge(f"{_PREFIX}_requests_running", "Prompts that are served now.", registry=self._registry)
         self._engine_up = Gauge(f"{_PREFIX}_engine_up", "Whether the engine answered.", registry=self._registry)
         self.unrecorded = Counter(
@@ -55,11 +57,11 @@ class Metrics:
         )
 
     def first_token(self, endpoint: str, elapsed_s: float) -> None:
-        """Count the first token of a request, *elapsed_s* after its arrival."""
+        """Count the first token of a request, *elapsed_s* after its tokens were known."""
         self._first_token.labels(endpoint).observe(elapsed_s)
 
     def ended(self, endpoint: str, outcome: str, usage: Usage, elapsed_s: float) -> None:
-        """Count a request that ended *elapsed_s* after its arrival."""
+        """Count a request that ended *elapsed_s* after its tokens were known."""
         self._requests.labels(endpoint, outcome).inc()
         self._duration.labels(endpoint).observe(elapsed_s)
         self._prompt_tokens.inc(usage.prompt_tokens)

@@ -25,6 +25,13 @@ def _count(value: object) -> int:
     return whole_number(1, _MOST)(value)
 
 
+def _token(value: object) -> Secret:
+    text = value.reveal() if isinstance(value, Secret) else value
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("expected a token that is not empty")
+    return Secret(text.strip())
+
+
 def _dtype(value: object) -> str:
     names = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
     if not isinstance(value, str) or value not in names:
@@ -60,7 +67,9 @@ class ServeOptions:
     port: int = option(30000, doc="port to listen on; 0 takes a free one and prints it", parse=_port)
     admin_token: Secret | None = option(
         None,
-        doc="what admin endpoints ask for; needed where other machines reach the server",
+        doc="what admin endpoints ask for; needed where other machines reach the server. Other users of this machine see "
+        "it among the flags, but not in HICACHE_ADMIN_TOKEN",
+        parse=_token,
         env=("HICACHE_ADMIN_TOKEN",),
     )
     drain_timeout_s: float = option(

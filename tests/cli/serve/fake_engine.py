@@ -48,17 +48,24 @@ class FakeEngine:
 
     Attributes:
         commands: everything that was sent, in order.
+        stuck: set when a command waits for an engine that takes none.
     """
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.closed = threading.Event()
+        self.stuck = threading.Event()
         self._events: SimpleQueue[Event | HiCacheError | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._held: dict[str, Generate] = {}
         self._is_mute = False
+        self._is_stuck = False
 
     def send(self, command: Command) -> None:
+        if self._is_stuck and not isinstance(command, Shutdown):
+            self.stuck.set()
+            self.closed.wait(_PATIENCE_S)
+            return
         with self._changed:
             self.commands.append(command)
             if not self._is_mute:
@@ -75,6 +82,10 @@ class FakeEngine:
         self.send(Shutdown())
         self._events.put(None)
         self.closed.set()
+
+    def be_stuck(self) -> None:
+        """Take no command any more but the one to shut down: whoever sends another waits until the engine is closed."""
+        self._is_stuck = True
 
     def release(self) -> None:
         """Go on with what is held."""
@@ -112,6 +123,8 @@ class FakeEngine:
                 self._events.put(Answered(command.command_id, counters=COUNTERS))
             case Attach() if "broken" in (command.extra_config or ""):
                 self._events.put(Answered(command.command_id, error="the store cannot be reached"))
+            case Attach() if "unfit" in (command.extra_config or ""):
+                self._events.put(Answered(command.command_id, error="no such folder", is_wrong_config=True))
             case Attach() | Detach() | Flush():
                 self._events.put(Answered(command.command_id))
             case Shutdown():

@@ -86,6 +86,13 @@ def test_store_that_the_engine_cannot_open_is_not_attached(server: RunningServer
     assert server.call("GET", STORE).json() == NO_STORE
 
 
+def test_store_that_is_wrong_is_the_clients_fault(server: RunningServer) -> None:
+    reply = server.call("PUT", STORE, {"backend": "file", "extra_config": {"path": "/unfit"}})
+
+    assert (reply.status, reply.error()["message"], reply.error()["param"]) == (400, "no such folder", "backend")
+    assert server.call("GET", STORE).json() == NO_STORE
+
+
 def test_second_store_is_refused_and_so_is_detaching_none(server: RunningServer, tmp_path: Path) -> None:
     assert server.call("DELETE", STORE).error()["code"] == "not_attached"
     server.call("PUT", STORE, {"backend": f"file://{tmp_path}"})

@@ -205,6 +205,17 @@ def test_half_a_request_does_no_harm(server: RunningServer) -> None:
     assert server.post(COMPLETIONS, prompt="a").status == 200
 
 
+@pytest.mark.parametrize("line", ["POST /v1/completions", "POST /v1/chat/completions", "PUT /hicache/storage-backend"])
+def test_body_that_does_not_come_is_not_waited_for_for_ever(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr("hicache_storage.cli.serve.body.TIMEOUT_S", 0.05)
+
+    with socket.create_connection(server.address, timeout=20) as connection:
+        connection.sendall(f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408")
+
+
 def test_error_of_the_server_tells_the_client_nothing_but_that(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,36 @@ def replay(server: RunningServer, trace: Path, hicache: Hicache) -> Replay:
 
 def write_lines(path: Path, *lines: dict[str, object]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@contextmanager
+def other_server(line_end: str) -> Iterator[str]:
+    """Give the URL of a server of somebody else's, which answers everything with tokens 5 and 6."""
+    choices = [{"choices": [{"index": 0, "token_ids": [token]}], "usage": None} for token in (5, 6)]
+    lines = [": ping", "", *(f"data: {json.dumps(one)}{line_end}" for one in choices), "data: [DONE]", ""]
+    answers = {"GET": b'{"data": [{"id": "theirs"}]}', "POST": line_end.join(lines).encode()}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answers[self.command])))
+            self.end_headers()
+            self.wfile.write(answers[self.command])
+
+        do_POST = do_GET  # noqa: N815 - the name that the library calls
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def generated(server: RunningServer, number: int) -> list[Generate]:
@@ -167,6 +200,16 @@ def test_no_more_requests_are_under_way_than_allowed(server: RunningServer, trac
         assert ended.result(60).status == 0
 
 
+def test_other_servers_may_end_lines_as_http_does_and_send_comments(trace: Path, hicache: Hicache) -> None:
+    write_lines(trace, {"token_ids": [97, 256], "output_ids": [5, 6]})
+
+    with other_server("\r\n") as url:
+        ended = hicache("replay", "--url", url, "--trace", str(trace), "--json")
+
+    assert ended.status == 0, ended.err
+    assert ended.json()["answers"] == {"same": 1, "different": 0, "not_compared": 0}
+
+
 def test_a_server_that_is_not_there_is_unreachable(trace: Path, hicache: Hicache) -> None:
     url = f"http://127.0.0.1:{free_port()}"
 
@@ -182,6 +225,8 @@ def test_a_server_that_is_not_there_is_unreachable(trace: Path, hicache: Hicache
         (("--url", "http://x", "--trace", "{trace}", "--fleet", "tp2"), "--fleet is for a replay without --url"),
         (("--url", "http://x", "--trace", "{trace}", "--bytes"), "--bytes is for a replay without --url"),
         (("--trace", "{trace}", "--speed", "2"), "--speed is for a replay with --url"),
+        (("--trace", "{trace}", "--url", ""), "--url '': expected a server such as http://127.0.0.1:30000"),
+        (("--trace", "{trace}", "--url", "kv:30000"), "--url 'kv:30000': expected a server such as http"),
         (("--url", "http://x"), "--url needs the --trace that a server has recorded"),
         (("--url", "http://x", "--trace", "{trace}", "--speed", "fast"), "--speed fast: expected a number above 0"),
         (("--url", "http://x", "--trace", "{trace}", "--speed", "0"), "--speed 0: expected a number above 0"),

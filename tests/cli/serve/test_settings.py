@@ -110,7 +110,7 @@ def test_rank_suffix_stores_whole_pages_of_each_rank(told: list[str], model: Pat
             f"{HIERARCHY} --hicache-storage-key-scheme rank-suffix --hicache-storage-head-partition 2",
             ("--hicache-storage-head-partition", "rank-suffix"),
         ),
-        (f"{HIERARCHY} --hicache-size 1GB --hicache-ratio 2", ("host_nbytes", "host_ratio")),
+        (f"{HIERARCHY} --hicache-size 1GB --hicache-ratio 2", ("--hicache-size", "--hicache-ratio")),
         ("--hicache-storage-backend file", ("--hicache-storage-backend", HIERARCHY)),
         ("--hicache-write-policy write_back", ("--hicache-write-policy", HIERARCHY)),
         ("--hicache-ratio 2", ("--hicache-ratio", HIERARCHY)),
@@ -140,6 +140,7 @@ def test_flags_that_contradict_each_other_are_both_named(flags: str, both: tuple
         (f"{HIERARCHY} --hicache-write-policy never", "write_through"),
         (f"{HIERARCHY} --hicache-size 30", "30GB is what SGLang means"),
         ("--log-level loud", "'debug'"),
+        ("--admin-token=", "a token that is not empty"),
     ],
 )
 def test_value_that_does_not_fit_says_what_would(flags: str, reason: str) -> None:

@@ -58,6 +58,21 @@ def test_drain_has_an_end() -> None:
         assert server.wait() == exit_codes.DONE
 
 
+def test_engine_that_takes_no_command_is_ended_all_the_same(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hicache_storage.cli.serve.lifecycle._ENGINE_TIMEOUT_S", 0.05)
+    server.engine.be_stuck()
+
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.post, COMPLETIONS, prompt="a")
+        assert server.engine.stuck.wait(20)
+        server.order_stop(2)
+
+        assert answer.result(20).status == 503
+        assert server.wait() == exit_codes.DONE
+
+
 def test_server_that_drains_begins_nothing_new(server: RunningServer) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = http.client.HTTPConnection(*server.address, timeout=20)

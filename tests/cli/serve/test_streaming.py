@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+from http.client import HTTPException
 from typing import cast
 
 import pytest
+from aiohttp import web
 
 from hicache_storage.engine_integration.reference_engine.messages import Abort, Generate
 from tests.cli.serve.running_server import Reply, RunningServer
@@ -133,6 +136,22 @@ def test_client_that_leaves_in_the_middle_of_a_stream_aborts_its_request(server:
     connection.close()
 
     assert server.engine.wait_for(Abort)
+
+
+@pytest.mark.parametrize("prompt", ["abc", ["abc", "xyz"]], ids=["one", "batch"])
+def test_client_that_is_gone_when_a_piece_is_sent_is_no_error_of_the_server(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prompt: object
+) -> None:
+    async def write(_response: web.StreamResponse, _data: bytes) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr("aiohttp.web.StreamResponse.write", write)
+
+    with pytest.raises((OSError, HTTPException)):
+        server.post(COMPLETIONS, prompt=prompt, max_tokens=3, stream=True)
+
+    assert 'outcome="abandoned"' in server.call("GET", "/metrics").body.decode()
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_client_that_leaves_aborts_every_prompt_of_its_batch(server: RunningServer) -> None:

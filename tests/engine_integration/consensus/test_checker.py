@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -287,35 +289,75 @@ def test_the_history_is_as_long_as_it_is_chosen() -> None:
         assert [entry.number for entry in checker.divergences[0].before] == [10, 11, 12]
 
 
-def test_a_fault_of_the_checker_is_none_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("odd", [None, 0, 1])
+def test_a_fault_of_the_checker_is_none_of_the_engine_and_no_divergence(
+    odd: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether all ranks have it or one, which tells the others: they would take its silence for a divergence."""
+    poll, _ = decorated()
+    ranks = Ranks("tp2", options(on_divergence="stop"))
+    digest = Entry.digest
+
     def broken(entry: Entry) -> int:
-        raise ValueError("never mind")
+        if odd is None or threading.current_thread() is ranks.checkers[odd]._thread:
+            raise ValueError("never mind")
+        return digest(entry)
 
     monkeypatch.setattr(Entry, "digest", broken)
-    poll, _ = decorated()
-    ranks = Ranks("tp2", options(on_divergence="report"))
 
-    assert ranks.run(lambda rank: poll()) == [None, None]
+    def act(rank: int) -> None:
+        poll()
+        ranks.checkers[rank]._thread.join(PATIENCE_S)
+        poll()
+
+    assert ranks.run(act) == [None, None]
+    assert found(ranks) == [[], []]
+    assert caplog.text.count("rank_consensus.given_up") == 2
 
 
-def test_more_entries_than_there_is_room_for_end_the_comparison_and_not_the_engine(
+def test_more_entries_than_there_is_room_for_end_the_comparison_on_all_ranks_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The second rank never has too many: it hears that the first one has given up, and finds no fault with that."""
     monkeypatch.setattr("hicache_storage.engine_integration.consensus.recorder.MAX_WAITING", 50)
     poll, _ = decorated()
-    ranks = Ranks("pp2", options())
+    ranks = Ranks("pp2", options(on_divergence="stop"))
     turns = Turns()
 
     def act(rank: int) -> None:
-        if rank == 1:
-            turns.wait()
-        for _ in range(400):
+        if rank == 0:
+            _ = [poll() for _ in range(400)]
+            turns.done()
+            return
+        turns.wait()
+        while ranks.checkers[1].recorder.is_compared:
             poll()
-        turns.done()
+            ranks.checkers[1]._thread.join(0.001)
 
     assert ranks.run(act) == [None, None]
-    assert not ranks.checkers[0].recorder.is_compared
-    assert "rank_consensus.backlog rank=pp0/tp0" in caplog.text
+    assert found(ranks) == [[], []]
+    assert caplog.text.count("rank_consensus.given_up") == 2
+
+
+def test_a_rank_that_leaves_when_everybody_tells_its_entry_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, match = decorated()
+    ranks = Ranks("tp2", options())
+    all_gather = ThreadGroup.all_gather
+
+    def leave(end: ThreadGroup, step: str, values: Sequence[int]) -> list[list[int]]:
+        if step == "rank consensus entry":
+            end.leave()
+        return all_gather(end, step, values)
+
+    monkeypatch.setattr(ThreadGroup, "all_gather", leave)
+
+    def act(rank: int) -> None:
+        with suppress(RankFailure):
+            match("a", rank, 1)
+        ranks.checkers[rank]._thread.join(PATIENCE_S)
+
+    assert ranks.run(act) == [None, None]
+    assert [[one.number for one in checker.divergences] for checker in ranks.checkers] == [[0], [0]]
 
 
 def test_an_entry_of_any_length_arrives_whole() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 
@@ -93,6 +94,20 @@ def test_what_is_no_path_is_refused(source: str) -> None:
 )
 def test_a_path_that_does_not_fit_the_value_is_a_text_that_says_so(source: str, error: str) -> None:
     assert Selector.parse(source).text({"match": Match()}) == f"{source}=<{error}>"
+
+
+class Moving(dict[str, int]):
+    """Another thread changes it whenever it is looked at."""
+
+    def items(self) -> NoReturn:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(Moving(), "RuntimeError"), (10**5000, "ValueError")], ids=["moving", "too long"]
+)
+def test_a_value_that_has_no_text_is_a_text_that_says_so(value: object, error: str) -> None:
+    assert Selector.parse("value").text({"value": value}) == f"value=<{error}>"
 
 
 def test_only_ascii_comes_out() -> None:

@@ -123,6 +123,15 @@ def test_a_reason_is_cut_not_lost_and_never_broken_in_mid_character() -> None:
     assert "\ufffd" not in result.reasons[0]
 
 
+@pytest.mark.parametrize("answer", [2**63, -(2**63) - 1, 0.5])
+def test_an_answer_that_is_no_64_bit_integer_fails_on_every_rank(answer: float) -> None:
+    results = on_all_ranks(2, lambda group: agree_min(group, "capacity", lambda: answer if group.rank else 7))  # type: ignore[arg-type, return-value]
+
+    for result in results:
+        assert isinstance(result, RankFailure)
+        assert list(result.reasons) == [1]
+
+
 def test_ranks_at_different_steps_all_fail() -> None:
     results = on_all_ranks(2, lambda group: agree_min(group, f"step of {group.rank}", lambda: 1))
 

@@ -83,6 +83,14 @@ def test_the_reason_is_cut_not_lost() -> None:
     assert "\ufffd" not in last.reasons[0]
 
 
+def test_an_answer_that_no_message_takes_fails_on_every_stage() -> None:
+    results = on_all(places(3, 1), lambda place: place.sync.agree("acks", lambda: (2**63,), 1))
+
+    for failure in results:
+        assert isinstance(failure, RankFailure)
+        assert failure.reasons[0].startswith("OverflowError")
+
+
 def test_an_interrupt_of_the_first_stage_ends_the_others_too() -> None:
     ranks = places(2, 1)
 

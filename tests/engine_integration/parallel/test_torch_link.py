@@ -116,3 +116,51 @@ def test_a_stage_that_is_late_is_named_by_the_next_one_and_that_by_those_behind_
         assert isinstance(reasons, dict)
         assert list(reasons) == [str(stage)]
         assert f"stage {stage}: " in reasons[str(stage)]
+
+
+FAILING = """
+import os, sys
+from datetime import timedelta
+from torch import distributed
+from hicache_storage.engine_integration.parallel.agree import SingleRank
+from hicache_storage.engine_integration.parallel.pp import Position, StepSync
+from hicache_storage.engine_integration.parallel.torch_link import TorchLink
+from hicache_storage.errors import RankFailure
+
+stage, meeting = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=stage, world_size=2,
+                               timeout=timedelta(seconds=60))
+sync = StepSync(SingleRank(), TorchLink(Position(stage, 2), tag=7, timeout_s=60))
+sync.agree("first", lambda: (1,), 1)
+distributed.barrier()
+if stage:
+    sys.stdin.read()
+for step in ("second", "third"):
+    try:
+        sync.agree(step, lambda: (1 // 0,), 1)
+    except RankFailure as failure:
+        print(failure.reasons[0], flush=True)
+    if not stage:
+        break
+os._exit(0)
+"""
+
+
+def test_why_a_stage_has_failed_is_heard_after_its_process_has_ended(tmp_path: Path) -> None:
+    """The next stage comes to that step later; only at the one behind it does it miss the stage."""
+    command = [sys.executable, "-c", FAILING]
+    first, second = (
+        subprocess.Popen(
+            [*command, str(stage), str(tmp_path / "meeting")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for stage in range(2)
+    )
+    why = "ZeroDivisionError: integer division or modulo by zero"
+
+    assert first.communicate(timeout=120)[0] == f"{why}\n"
+    heard, missed = second.communicate(timeout=120)[0].splitlines()
+    assert heard == why
+    assert missed.startswith("stage 0: ")

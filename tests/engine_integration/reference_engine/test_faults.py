@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
+from hicache_storage.engine_integration.controller import Controller, StoreConnection
 from hicache_storage.engine_integration.reference_engine import rank_tiers
 from hicache_storage.engine_integration.reference_engine.engine_config import StoreTarget
 from hicache_storage.engine_integration.reference_engine.messages import (
@@ -24,7 +25,7 @@ from hicache_storage.engine_integration.reference_engine.messages import (
 )
 from hicache_storage.engine_integration.transfer import Load
 from hicache_storage.engine_integration.transfer.request import LayerTransfer
-from hicache_storage.errors import CorruptObject, HiCacheError, StoreUnavailable
+from hicache_storage.errors import CorruptObject, HiCacheError, RankFailure, StoreUnavailable
 from hicache_storage.registry import open_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.faults import Fault, FaultyStore
@@ -185,6 +186,37 @@ def test_a_store_that_one_rank_cannot_open_is_attached_on_none(
     assert (attached, again) == (0, None)
     assert len(closed) == 3 + 4
     assert tokens_of(answers) == expected
+
+
+def test_a_store_that_the_ranks_do_not_use_alike_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed, refused = list[int](), list[int](), list[int]()
+
+    class Closing(MemoryStore):
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    def open_it(_: StoreTarget) -> ObjectStore:
+        opened.append(1)
+        return Closing()
+
+    def attach(controller: Controller, connection: StoreConnection) -> None:
+        if len(refused) < 2:
+            refused.append(1)
+            raise RankFailure("attach", {0: "says [1]", 1: "says [0]"})
+        original(controller, connection)
+
+    original = Controller.attach
+    monkeypatch.setattr(rank_tiers, "open_target", open_it)
+    monkeypatch.setattr(Controller, "attach", attach)
+    with ThreadEngine(config(topology="tp2pp1")) as engine:
+        error = answered(engine, Attach(1, "shared")).error
+        closed_by_then = len(closed)
+        again = answered(engine, Attach(2, "shared")).error
+
+    assert "says [1]" in str(error)
+    assert again is None
+    assert (closed_by_then, len(opened), len(closed)) == (2, 4, 4)
 
 
 def test_what_comes_after_a_flush_waits_for_it_and_finds_nothing() -> None:

@@ -103,3 +103,12 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
         find_model(broken, cache).prepare(timeout_s=120)
 
     assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    model, cache = tmp_path / "model.gguf", tmp_path / "file" / "cache"
+    model.write_bytes(b"GGUF")
+    cache.parent.write_text("no folder")
+
+    with pytest.raises(ConfigError, match=rf"model cache {cache} cannot be written"):
+        find_model(model, cache).prepare(timeout_s=120)

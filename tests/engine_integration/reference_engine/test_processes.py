@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ def test_a_store_comes_and_goes_while_the_engine_runs(tmp_path: Path) -> None:
     assert (held["now.device_pages_held"], held["now.host_pages_held"], held["now.store_attached"]) == (0, 0, 1)
 
 
+def test_a_wrong_store_is_told_once_and_as_what_it_is() -> None:
+    with EngineClient(config(topology="tp2pp1")) as engine:
+        answer = answered(engine, Attach(1, "file:///proc/nowhere"))
+
+    assert answer.is_wrong_config
+    assert str(answer.error).startswith("file option path = ")
+    assert "rank" not in str(answer.error)
+
+
 def test_what_keeps_a_rank_from_starting_is_told() -> None:
     settings = config(topology="tp2pp1", store=StoreTarget(backend="nowhere"))
 
@@ -105,6 +115,21 @@ def test_what_is_wrong_with_a_config_is_told_before_anything_starts(
         EngineClient(config(**changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("place", ["file/logs", "file"])
+def test_a_log_folder_that_cannot_be_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    with pytest.raises(ConfigError, match=rf"log folder {tmp_path / place} cannot be written"):
+        EngineClient(config(), log_folder=tmp_path / place)
+
+
+def test_a_gpu_that_is_not_there_is_missed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    with pytest.raises(ConfigError, match="device = 'cuda' needs a GPU for each rank, 1 in all; torch sees 0"):
+        EngineClient(config(device="cuda"))
+
+
 def test_a_rank_that_dies_ends_the_engine_and_is_named() -> None:
     with EngineClient(config(topology="tp2pp2")) as engine:
         ask(engine, Generate("a", prompt(1), 2))
@@ -126,6 +151,26 @@ def test_a_rank_that_hangs_is_missed() -> None:
 
         with pytest.raises(RankFailure, match="rank 0: tp0pp0: RankFailure"):
             engine.receive()
+
+
+def test_an_engine_that_takes_no_command_is_closed_by_force_and_lets_the_sender_go() -> None:
+    more_than_a_pipe_holds = [Generate(f"{number}", tuple(range(97)) * 50, 1) for number in range(20)]
+    engine = EngineClient(config())
+    (rank,) = children_of(engine.pid)
+    os.kill(rank, signal.SIGSTOP)
+
+    def send_all() -> None:
+        for request in more_than_a_pipe_holds:
+            engine.send(request)
+
+    sender = threading.Thread(target=send_all, daemon=True)
+    sender.start()
+
+    engine.close(timeout_s=0.5)
+
+    sender.join(60)
+    assert not sender.is_alive()
+    wait_for_end(rank)
 
 
 def test_an_engine_whose_parent_is_killed_ends(tmp_path: Path) -> None:
