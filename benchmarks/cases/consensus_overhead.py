@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 
+from benchmarks.engine_steps import REQUESTS, SHAPE, seconds_of_steps
 from benchmarks.rows import Row
 from benchmarks.runner import Settings, percentiles, say
 from benchmarks.subject import timed
@@ -20,13 +20,10 @@ from hicache_storage.engine_integration.consensus import rank_consensus
 from hicache_storage.engine_integration.consensus.recorder import Recorder, recording
 from hicache_storage.engine_integration.reference_engine.client import EngineClient
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
-from hicache_storage.engine_integration.reference_engine.messages import Generate, Token
 from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
 
 _CALLS = 2_000
-_REQUESTS = 8
 _STEPS = 32
-_SHAPE = RandomShape(num_layers=8, num_heads=8, num_kv_heads=4, head_dim=32, mlp_size=768, vocab_size=2048)
 _TOPOLOGIES = {"TP1": "tp1pp1", "TP2/PP2": "tp2pp2"}
 _SWITCH = "HICACHE_RANK_CONSENSUS_CHECKER"
 
@@ -85,14 +82,14 @@ def _step_rows(settings: Settings, name: str, topology: str) -> list[Row]:
             subject: stack.enter_context(_engine(settings, topology, mode))
             for subject, mode in (("checker_off", "off"), ("checker_on", "report"))
         }
-        ranks = EngineConfig(model_id="", random=_SHAPE, topology=topology).ranks
+        ranks = EngineConfig(model_id="", random=SHAPE, topology=topology).ranks
         return _rows(
             settings,
             f"step, {name}",
             "Scheduler.step",
             passes,
             objects=_steps(settings),
-            batch=_REQUESTS,
+            batch=REQUESTS,
             threads=ranks.tp * ranks.pp,
         )
 
@@ -102,36 +99,18 @@ def _engine(settings: Settings, topology: str, mode: str) -> Iterator[Callable[[
     """Start an engine and yield what times its steps."""
     config = EngineConfig(
         model_id="random",
-        random=RandomShape() if settings.small else _SHAPE,
+        random=RandomShape() if settings.small else SHAPE,
         topology=topology,
         threads=1,
         rank_consensus="report" if mode == "report" else "off",
     )
     serial = iter(range(1 << 30))
     with EngineClient(config) as engine:
-        yield lambda: _seconds(engine, next(serial), _steps(settings))
+        yield lambda: seconds_of_steps(engine, next(serial), _steps(settings))
 
 
 def _steps(settings: Settings) -> int:
     return 3 if settings.small else _STEPS
-
-
-def _seconds(engine: EngineClient, serial: int, steps: int) -> float:
-    """Return the seconds of the last *steps* steps of requests that run all at once."""
-    names = [f"{serial}/{number}" for number in range(_REQUESTS)]
-    for number, name in enumerate(names):
-        # One prompt is computed in a step, so that those that came first generate more.
-        prompt = tuple((serial + number + at) % 199 for at in range(32))
-        engine.send(Generate(name, prompt, steps + _REQUESTS - number, ignore_eos=True))
-    ended, seen, start = 0, dict.fromkeys(names, 0), 0.0
-    while ended < len(names):
-        event = engine.receive()
-        assert isinstance(event, Token), event
-        seen[event.request_id] += 1
-        ended += event.finish_reason is not None
-        if not start and all(seen.values()):
-            start = time.perf_counter()
-    return time.perf_counter() - start
 
 
 def _rows(

@@ -7,23 +7,18 @@ with a small model that generates one token for each of eight requests in a step
 from __future__ import annotations
 
 import statistics
-import time
 from contextlib import ExitStack
 from importlib.metadata import version
 
+from benchmarks.engine_steps import REQUESTS, SHAPE, seconds_of_steps
 from benchmarks.rows import Row
 from benchmarks.runner import Settings, percentiles, say
 from benchmarks.ticks import WAYS, Ticks, process_ticks, thread_ticks
 from hicache_storage.engine_integration.reference_engine.client import EngineClient
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
-from hicache_storage.engine_integration.reference_engine.messages import Generate, Token
-from hicache_storage.engine_integration.reference_engine.random_shape import RandomShape
 from hicache_storage.layout import Topology
 
-_SHAPE = RandomShape(num_layers=8, num_heads=8, num_kv_heads=4, head_dim=32, mlp_size=768, vocab_size=2048)
 _TOPOLOGIES = ("tp1pp1", "tp1pp2", "tp2pp2", "tp1pp4")
-_REQUESTS = 8
-_PROMPT_TOKENS = 32
 _CALLS = {"scheduler_step": "Scheduler.step", "pp_sync": "Controller.step", "all_ranks": "agree_mins of all ranks"}
 
 
@@ -41,27 +36,10 @@ def pp_sync(settings: Settings) -> list[Row]:
 
 def _step_seconds(settings: Settings, topology: Topology) -> list[float]:
     """Return the seconds of one step, of each round."""
-    config = EngineConfig(model_id="random", random=_SHAPE, topology=topology.name, threads=1)
+    config = EngineConfig(model_id="random", random=SHAPE, topology=topology.name, threads=1)
     with EngineClient(config) as engine:
-        return [_timed_steps(engine, number, 3 if settings.small else 32) for number in range(settings.rounds + 1)][1:]
-
-
-def _timed_steps(engine: EngineClient, serial: int, steps: int) -> float:
-    """Return the seconds of one of the *steps* steps in which all requests generate."""
-    names = [f"{serial}/{number}" for number in range(_REQUESTS)]
-    for number, name in enumerate(names):
-        # One prompt is computed in a step, so those that came first generate more.
-        prompt = tuple((serial + number + at) % 199 for at in range(_PROMPT_TOKENS))
-        engine.send(Generate(name, prompt, steps + _REQUESTS - number, ignore_eos=True))
-    ended, seen, start = 0, dict.fromkeys(names, 0), 0.0
-    while ended < len(names):
-        event = engine.receive()
-        assert isinstance(event, Token), event
-        seen[event.request_id] += 1
-        ended += event.finish_reason is not None
-        if not start and all(seen.values()):
-            start = time.perf_counter()
-    return (time.perf_counter() - start) / steps
+        steps = 3 if settings.small else 32
+        return [seconds_of_steps(engine, number, steps) / steps for number in range(settings.rounds + 1)][1:]
 
 
 def _rows(settings: Settings, operation: str, topology: Topology, step_s: list[float], ticks: Ticks) -> list[Row]:
@@ -89,7 +67,7 @@ def _row(settings: Settings, operation: str, topology: Topology, name: str, seco
         version=version("hicache-storage"),
         object_nbytes=0,
         objects=1,
-        batch=_REQUESTS,
+        batch=REQUESTS,
         threads=topology.tp * topology.pp,
         rounds=len(own),
         p20_s=p20,

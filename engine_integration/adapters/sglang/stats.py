@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from time import perf_counter
 
@@ -21,23 +21,13 @@ class TransferStats:
         self._lock = Lock()
         self._samples = StorageMetrics()
 
-    @contextmanager
-    def reading(self) -> Iterator[list[int]]:
+    def reading(self) -> AbstractContextManager[list[int]]:
         """Measure the block; it puts the number of pages that it read into the list."""
-        pages: list[int] = []
-        began = perf_counter()
-        yield pages
-        with self._lock:
-            self._add(self._samples.prefetch_pgs, self._samples.prefetch_bandwidth, sum(pages), began)
+        return self._measured(lambda samples: (samples.prefetch_pgs, samples.prefetch_bandwidth))
 
-    @contextmanager
-    def writing(self) -> Iterator[list[int]]:
+    def writing(self) -> AbstractContextManager[list[int]]:
         """Measure the block; it puts the number of pages that it wrote into the list."""
-        pages: list[int] = []
-        began = perf_counter()
-        yield pages
-        with self._lock:
-            self._add(self._samples.backup_pgs, self._samples.backup_bandwidth, sum(pages), began)
+        return self._measured(lambda samples: (samples.backup_pgs, samples.backup_bandwidth))
 
     def take(self) -> StorageMetrics:
         """Return the samples, and begin anew."""
@@ -45,7 +35,14 @@ class TransferStats:
             taken, self._samples = self._samples, StorageMetrics()
         return taken
 
-    def _add(self, pages: list[int], speeds: list[float], count: int, began: float) -> None:
-        if count and len(pages) < _MOST_SAMPLES:
-            pages.append(count)
-            speeds.append(count * self._page_nbytes / max(perf_counter() - began, 1e-9) / 1e9)
+    @contextmanager
+    def _measured(self, kind: Callable[[StorageMetrics], tuple[list[int], list[float]]]) -> Iterator[list[int]]:
+        moved: list[int] = []
+        began = perf_counter()
+        yield moved
+        count = sum(moved)
+        with self._lock:
+            pages, speeds = kind(self._samples)
+            if count and len(pages) < _MOST_SAMPLES:
+                pages.append(count)
+                speeds.append(count * self._page_nbytes / max(perf_counter() - began, 1e-9) / 1e9)

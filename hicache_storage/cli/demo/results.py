@@ -28,8 +28,23 @@ class Turn:
     answer: Answer
 
 
+class _Counted:
+    """What went wrong, by the counters of the ranks."""
+
+    __slots__ = ()
+    counters: Mapping[str, int]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        return failures_of(self.counters)
+
+    @property
+    def num_quarantined(self) -> int:
+        return self.counters.get(telemetry.OBJECTS_QUARANTINED, 0)
+
+
 @dataclass(frozen=True, slots=True)
-class Written:
+class Written(_Counted):
     """What the writer said and stored.
 
     Attributes:
@@ -74,17 +89,9 @@ class Written:
         is_twice = self.counters.get(telemetry.PAGES_ALREADY_THERE, 0) > 0
         return self.objects_stored == self.objects_there and not is_twice
 
-    @property
-    def failures(self) -> dict[str, int]:
-        return failures_of(self.counters)
-
-    @property
-    def num_quarantined(self) -> int:
-        return self.counters.get(telemetry.OBJECTS_QUARANTINED, 0)
-
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(_Counted):
     """One answer of a reader, with the store and without.
 
     Attributes:
@@ -101,14 +108,6 @@ class Restored:
     @property
     def is_same_text(self) -> bool:
         return self.cold.tokens == self.turn.answer.tokens
-
-    @property
-    def failures(self) -> dict[str, int]:
-        return failures_of(self.counters)
-
-    @property
-    def num_quarantined(self) -> int:
-        return self.counters.get(telemetry.OBJECTS_QUARANTINED, 0)
 
 
 @dataclass(frozen=True, slots=True)
