@@ -59,9 +59,10 @@ def test_f8_the_first_stage_stops_after_four_pages_while_the_second_holds_six_an
     ranks = Ranks(stores, options(prefetch_timeout_base_s=1.0, store_batch_pages=2), clocks, stages=2, pages=(64, 64))
     ranks.generate()
     ranks.restart()
-    gate = Gate()
-    (late,) = (info.key for info in stores[1].list_keys() if info.key.startswith(HASHES[4]))
-    stores[1].rescript([Fault("read", "delay", key=late, gate=gate)])
+    gate = Gate()  # holds the fifth page back on both, so that the first stops while it is being read
+    for store in stores:
+        (late,) = (info.key for info in store.list_keys() if info.key.startswith(HASHES[4]))
+        store.rescript([Fault("read", "delay", key=late, gate=gate)])
     first, second = ranks.engines
 
     def arrive(engine: Engine) -> None:
