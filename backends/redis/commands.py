@@ -25,7 +25,7 @@ _GET_RANGE = b"%b*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n
 
 @unique
 class Read(Enum):
-    """How the read of one object ended.
+    """How the read or the touch of one object ended.
 
     ``CHUNKED``: it is no single value. ``UNCLEAR``: it is empty, or not there; a length of 0 says no more.
     """
@@ -94,6 +94,11 @@ def receive_flag(wire: Wire) -> bool:
     return answer > 0
 
 
+def strlen(key: bytes) -> bytes:
+    """Return the command whose answer `receive_size` reads. A value that is asked counts as used."""
+    return b"*2\r\n$6\r\nSTRLEN\r\n$%d\r\n%b\r\n" % (len(key), key)
+
+
 def receive_size(wire: Wire) -> int:
     """Return the answer to ``STRLEN``: 0 also where nothing is, -1 for something that is no single value."""
     answer = checked_but_for_type(wire.reply())
@@ -102,7 +107,7 @@ def receive_size(wire: Wire) -> int:
 
 def receive_set(wire: Wire) -> bool:
     """Return whether ``SET ... NX`` stored the value; it does not where there is one."""
-    return checked(wire.reply()) is not None
+    return wire.took(b"+OK\r\n") or checked(wire.reply()) is not None
 
 
 # -- what lies under a key -----------------------------------------------------------------------
@@ -113,7 +118,7 @@ LOOK_COMMANDS = 5
 
 def look(key: bytes) -> bytes:
     """Return the commands that ask for all that `receive_look` needs."""
-    fields, nbytes = encode(b"HMGET", key, NONCE, NBYTES, CHUNK_NBYTES), encode(b"STRLEN", key)
+    fields, nbytes = encode(b"HMGET", key, NONCE, NBYTES, CHUNK_NBYTES), strlen(key)
     return b"".join((fields, nbytes, encode(b"EXISTS", key), nbytes, fields))
 
 
@@ -131,18 +136,6 @@ def receive_look(wire: Wire) -> Found | None:
     if chunked is not None or exists == 0:
         return chunked
     return Found(0 if nbytes == nbytes_after == 0 else -1)
-
-
-def touch(key: bytes, ttl_ms: int | None) -> bytes:
-    """Return the commands that make a value count as used, and live for its time, and ask whether it has chunks."""
-    used = encode(b"TOUCH", key) if ttl_ms is None else encode(b"PEXPIRE", key, b"%d" % ttl_ms)
-    return encode(b"HMGET", key, NONCE, NBYTES, CHUNK_NBYTES) + used
-
-
-def receive_touch(wire: Wire) -> Found | bool:
-    """Return whether there was a value; for an object with chunks, where they are."""
-    fields, there = wire.reply(), wire.reply()
-    return _chunked(checked_but_for_type(fields)) or checked(there) == 1
 
 
 def _chunked(fields: Reply) -> Found | None:
@@ -203,7 +196,7 @@ class PartRead:
 
     def command(self, key: bytes) -> bytes:
         start, last = b"%d" % self._read.offset, b"%d" % (self._read.offset + self._nbytes - 1)
-        size = b"*2\r\n$6\r\nSTRLEN\r\n$%d\r\n%b\r\n" % (len(key), key)
+        size = strlen(key)
         return _GET_RANGE % (size, len(key), key, len(start), start, len(last), last, size)
 
     def receive(self, wire: Wire) -> Read:
@@ -263,6 +256,29 @@ def plan_read(read: RangeRead, nbytes: int) -> WholeRead | PartRead | NoRead:
     if read.offset == 0 and read.object_nbytes == nbytes:
         return WholeRead(read, nbytes)
     return PartRead(read, nbytes)
+
+
+# -- touching -------------------------------------------------------------------------------------
+
+
+class Touch:
+    """Makes a value count as used, and live for its time if values have one; a look at its size does the first."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self.commands = 1 if ttl_ms is None else 2
+        self._ttl = None if ttl_ms is None else b"%d" % ttl_ms
+
+    def command(self, key: bytes) -> bytes:
+        return strlen(key) if self._ttl is None else strlen(key) + encode(b"PEXPIRE", key, self._ttl)
+
+    def receive(self, wire: Wire) -> Read:
+        if self._ttl is None:
+            nbytes = receive_size(wire)
+            return Read.HIT if nbytes > 0 else Read.UNCLEAR if nbytes == 0 else Read.CHUNKED
+        size, there = wire.reply(), wire.reply()
+        if not isinstance(checked_but_for_type(size), int):
+            return Read.CHUNKED
+        return Read.HIT if checked(there) == 1 else Read.MISS
 
 
 # -- writing --------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -11,9 +11,9 @@ from hicache_storage.backends.redis.connect import Address
 from hicache_storage.backends.redis.errors import BACKEND, ConnectionLost, ReplyError, store_error
 from hicache_storage.backends.redis.pool import Pool
 from hicache_storage.backends.redis.topology import Topology
-from hicache_storage.backends.redis.wire import Patience, Wire, deadline
+from hicache_storage.backends.redis.wire import PIECE_NBYTES, Patience, Wire, deadline
 from hicache_storage.errors import StoreError, StoreUnavailable
-from hicache_storage.types import ReadableBuffer
+from hicache_storage.types import ObjectWrite, ReadableBuffer
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,7 +33,7 @@ class Call(NamedTuple, Generic[T_co]):
         head: the command or commands, up to the large argument if there is one.
         receive: reads all of its answers, whatever they say, and returns what they mean. Raises
             `ReplyError` for an error and `StoreError` for an answer that is no good.
-        parts: the large argument.
+        body: the large argument; its tail is made while it is sent.
         tail: what follows the large argument.
         commands: how many commands these are.
     """
@@ -42,7 +42,7 @@ class Call(NamedTuple, Generic[T_co]):
     key: bytes
     head: bytes
     receive: Callable[[Wire], T_co]
-    parts: Sequence[ReadableBuffer] = ()
+    body: ObjectWrite | None = None
     tail: bytes = b""
     commands: int = 1
 
@@ -96,6 +96,11 @@ class Exchange:
         self._pool = pool
         self._topology = topology
         self._deadline_s = deadline_s
+
+    @property
+    def takes_several_keys(self) -> bool:
+        """Whether one call may name any keys together."""
+        return not self._topology.is_split
 
     def all(self, calls: Sequence[Call[T]], trip: Trip) -> list[T | StoreError]:
         """Return the answer to each call, in order, or why there is none.
@@ -252,14 +257,48 @@ def _send(wire: Wire, group: _Group, done: _Round[T]) -> None:
         call = done.calls[index]
         if group.asking:
             small.append(_ASKING)
-        if not call.parts:
-            small += (call.head, call.tail)
-            continue
-        wire.send([b"".join(small), call.head, *call.parts, call.tail])
+        small.append(call.head)
+        if call.body is not None:
+            _send_body(wire, small, call.body)
+            done.patience.renew()
+        small.append(call.tail)
+    wire.send([b"".join(small)])
+
+
+def _send_body(wire: Wire, small: list[bytes], body: ObjectWrite) -> None:
+    """What *small* holds and the payload are on their way; *small* holds what comes next then: the tail, if there is one.
+
+    A payload with a tail goes in pieces: the kernel's copy has just brought each into the cache when it is hashed,
+    and the server reads it meanwhile.
+    """
+    if body.tail is None:
+        wire.send([b"".join(small), *body.payload])
         small.clear()
-        done.patience.renew()
-    if small:
-        wire.send([b"".join(small)])
+        return
+    sent = 0
+    for piece in _pieces(body.payload):
+        wire.send([b"".join(small), *piece])
+        small.clear()
+        sent += sum(map(len, piece))
+        body.tail.advance(sent)
+    small.append(body.tail.finish())
+
+
+def _pieces(payload: Sequence[ReadableBuffer]) -> Iterator[list[memoryview]]:
+    """Yield *payload* in groups of buffers, each of `PIECE_NBYTES` but the last."""
+    piece: list[memoryview] = []
+    room_nbytes = PIECE_NBYTES
+    for buffer in payload:
+        view = memoryview(buffer).cast("B")
+        while view:
+            piece.append(view[:room_nbytes])
+            view = view[room_nbytes:]
+            room_nbytes -= len(piece[-1])
+            if room_nbytes == 0:
+                yield piece
+                piece, room_nbytes = [], PIECE_NBYTES
+    if piece:
+        yield piece
 
 
 def _as_store_error(error: Exception, op: str, name: str) -> StoreError:

@@ -26,14 +26,12 @@ from hicache_storage.backends.redis.commands import (
     receive_flag,
     receive_look,
     receive_set,
-    receive_touch,
-    touch,
 )
 from hicache_storage.backends.redis.errors import BACKEND, ReplyError
 from hicache_storage.backends.redis.exchange import Call, Exchange, Trip
 from hicache_storage.backends.redis.wire import Wire
 from hicache_storage.errors import CorruptObject, StoreError, StoreUnavailable
-from hicache_storage.types import RangeRead, ReadableBuffer, WritableBuffer, WriteResult, nbytes_of
+from hicache_storage.types import ObjectWrite, RangeRead, ReadableBuffer, WritableBuffer, WriteResult, nbytes_of
 
 T = TypeVar("T")
 
@@ -138,8 +136,8 @@ class LargeObjects:
     def touch(self, name: str, key: bytes, found: Found, trip: Trip) -> bool:
         """All of *found* counts as used now, and lives as long as a new object; the result says whether it is there."""
         if not found.is_chunked:
-            call = Call(name, key, touch(key, self._ttl_ms), receive_touch, commands=2)
-            return self._exchange.one(call, trip) is True
+            used = encode(b"TOUCH", key) if self._ttl_ms is None else encode(b"PEXPIRE", key, b"%d" % self._ttl_ms)
+            return self._exchange.one(Call(name, key, used, receive_flag), trip)
         return self._run(_TOUCH, name, key, found, (found.nonce, b"%d" % (self._ttl_ms or 0)), trip)
 
     def found(self, name: str, key: bytes, trip: Trip) -> Found | None:
@@ -152,7 +150,7 @@ class LargeObjects:
             chunk_key = _chunk_key(key, new, chunk)
             head = self._set.head(chunk_key, stop - start)
             views = _cut(parts, chunk * new.chunk_nbytes + start, stop - start)
-            calls.append(Call(name, chunk_key, head, receive_set, views, self._set.tail))
+            calls.append(Call(name, chunk_key, head, receive_set, ObjectWrite(name, views), self._set.tail))
         self._all(calls, new.chunk_nbytes, trip)
 
     def _publish(self, name: str, key: bytes, new: Found, trip: Trip) -> WriteResult:

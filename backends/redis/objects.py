@@ -14,6 +14,7 @@ from hicache_storage.backends.redis.commands import (
     Found,
     Read,
     SetCommand,
+    Touch,
     encode,
     look,
     plan_read,
@@ -21,8 +22,7 @@ from hicache_storage.backends.redis.commands import (
     receive_look,
     receive_set,
     receive_size,
-    receive_touch,
-    touch,
+    strlen,
 )
 from hicache_storage.backends.redis.exchange import Call, Exchange, Trip
 from hicache_storage.backends.redis.large import LargeObjects, restless
@@ -79,6 +79,7 @@ class Objects:
         self._ttl_ms = ttl_ms
         self._set_new = SetCommand(ttl_ms, only_if_absent=True)
         self._set_any = SetCommand(ttl_ms, only_if_absent=False)
+        self._touch = Touch(ttl_ms)
 
     def read(self, items: Sequence[ReadItem], trip: Trip) -> list[Outcome]:
         """Return ``HIT``, ``MISS`` or a failure for each read."""
@@ -143,10 +144,10 @@ class Objects:
     def _not_there_yet(self, items: Sequence[WriteItem], outcomes: dict[int, Outcome], trip: Trip) -> list[WriteItem]:
         """Return the items that must be sent: the small ones, and those in whose place no value of their size is."""
         asked = [item for item in items if item.nbytes >= _LOOK_FIRST_NBYTES]
+        if not asked or self._none_is_there(asked, trip):
+            return list(items)
         to_send = [item for item in items if item.nbytes < _LOOK_FIRST_NBYTES]
-        calls = [
-            Call(item.place.name, item.place.key, encode(b"STRLEN", item.place.key), receive_size) for item in asked
-        ]
+        calls = [Call(item.place.name, item.place.key, strlen(item.place.key), receive_size) for item in asked]
         there: list[Place] = []
         for item, nbytes in zip(asked, self._exchange.all(calls, trip), strict=True):
             if isinstance(nbytes, StoreError):
@@ -158,6 +159,16 @@ class Objects:
                 to_send.append(item)
         self._prolong(there, trip)
         return to_send
+
+    def _none_is_there(self, items: Sequence[WriteItem], trip: Trip) -> bool:
+        """Return whether one question for all keys shows that nothing is there; False = each must be looked at."""
+        if not self._exchange.takes_several_keys:
+            return False
+        keys = [item.place.key for item in items]
+        try:
+            return not self._exchange.one(Call("", keys[0], encode(b"EXISTS", *keys), receive_flag), trip)
+        except StoreError:
+            return False
 
     def _sort_out(
         self, occupied: Sequence[WriteItem], outcomes: dict[int, Outcome], trip: Trip
@@ -208,7 +219,7 @@ class Objects:
                 item.place.key,
                 command.head(item.place.key, item.nbytes),
                 receive_set,
-                item.write.parts,
+                item.write,
                 command.tail,
             )
             for item in items
@@ -256,18 +267,26 @@ class Objects:
 
     def touch(self, places: Sequence[Place], trip: Trip) -> list[Outcome]:
         """Return ``HIT`` where something is, which counts as used now and lives on, ``MISS``, or a failure."""
+        command = self._touch
         calls = [
-            Call(place.name, place.key, touch(place.key, self._ttl_ms), receive_touch, commands=2) for place in places
+            Call(place.name, place.key, command.command(place.key), command.receive, commands=command.commands)
+            for place in places
         ]
-        outcomes: list[Outcome] = []
-        for place, found in zip(places, self._exchange.all(calls, trip), strict=True):
-            if isinstance(found, StoreError):
-                outcomes.append(failed(found))
-            elif isinstance(found, Found):
-                outcomes.append(self._until_done(self._large.touch, place, found, trip))
+        outcomes: dict[int, Outcome] = {}
+        unclear: list[Place] = []
+        for place, answer in zip(places, self._exchange.all(calls, trip), strict=True):
+            if isinstance(answer, StoreError):
+                outcomes[place.position] = failed(answer)
+            elif answer is Read.CHUNKED or answer is Read.UNCLEAR:
+                unclear.append(place)
             else:
-                outcomes.append(HIT if found else MISS)
-        return outcomes
+                outcomes[place.position] = HIT if answer is Read.HIT else MISS
+        for place, found in zip(unclear, self.look(unclear, trip), strict=True):
+            if isinstance(found, StoreError):
+                outcomes[place.position] = failed(found)
+            else:
+                outcomes[place.position] = self._until_done(self._large.touch, place, found, trip)
+        return [outcomes[place.position] for place in places]
 
     def _until_done(
         self, change: Callable[[str, bytes, Found, Trip], bool], place: Place, found: Found | None, trip: Trip

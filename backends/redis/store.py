@@ -105,7 +105,7 @@ class RedisStore(ObjectStore):
         """Return the outcomes of *count* items, which threads make, and perform, in groups that fit the pipeline."""
         outcomes = [MISS] * count
         pending = deque(range(count))
-        most = max(1, -(-count // (2 * self._io_threads)))
+        most = max(1, -(-count // self._io_threads))
 
         def drain(_: int) -> None:
             while group := self._next_group(pending, make, most, outcomes):

@@ -22,7 +22,13 @@ _PART_OF_PATIENCE = 3
 
 
 class Topology(ABC):
-    """Where keys are, as far as is known. Thread-safe."""
+    """Where keys are, as far as is known. Thread-safe.
+
+    Attributes:
+        is_split: whether keys are on several servers, so that no command can name several of them.
+    """
+
+    is_split = False
 
     def find(self, patience: Patience) -> None:
         """It is known where keys are.
@@ -185,6 +191,8 @@ class SentinelMaster(_Discovered):
 
 class Cluster(_Discovered):
     """The masters of a cluster and their slots."""
+
+    is_split = True
 
     def __init__(self, start: Sequence[Address], connect: Callable[[Address, Patience], Wire]) -> None:
         super().__init__(start, connect)

@@ -20,15 +20,16 @@ from typing import TypeAlias
 
 from hicache_storage.backends.redis.errors import ConnectionLost, ReplyError
 from hicache_storage.deadline import remaining_s
-from hicache_storage.types import ReadableBuffer, WritableBuffer
+from hicache_storage.types import ReadableBuffer, WritableBuffer, nbytes_of
 
 Reply: TypeAlias = "int | bytes | ReplyError | list[Reply] | None"
 """An answer: a number, a string of either kind, nothing, an error, or several of these."""
 
 PIECE_NBYTES = 256 << 10
-"""How much is received before the caller may hash it: it fits a core's cache."""
+"""How much is sent or received before it may be hashed: it fits a core's cache."""
 
 _BUFFER_NBYTES = 16 << 10
+_READ_AHEAD_NBYTES = 4 << 10
 _MAX_BUFFERS = 512
 _MAX_REPLY_NBYTES = 64 << 20
 _TIMEVAL = struct.Struct("@ll")
@@ -54,11 +55,12 @@ class Patience:
     def __init__(self, step_s: float, ends_at: float = math.inf) -> None:
         self.step_s = step_s
         self._ends_at = min(ends_at, deadline())
-        self.renew()
+        self._expires_at = min(time.monotonic() + step_s, self._ends_at)
+        self._is_renewed = False
 
     def renew(self) -> None:
-        """Something was completed: the next step has its full time again."""
-        self._expires_at = min(time.monotonic() + self.step_s, self._ends_at)
+        """Something was completed: the next step, from its first wait on, has its full time again."""
+        self._is_renewed = True
 
     def left_s(self) -> float:
         """Return the seconds that are left.
@@ -66,7 +68,11 @@ class Patience:
         Raises:
             ConnectionLost: there are none.
         """
-        left_s = self._expires_at - time.monotonic()
+        now_s = time.monotonic()
+        if self._is_renewed:
+            self._is_renewed = False
+            self._expires_at = min(now_s + self.step_s, self._ends_at)
+        left_s = self._expires_at - now_s
         if left_s <= 0:
             reason = f"no answer within {self.step_s:g} s"
             raise ConnectionLost(reason, silent=True)
@@ -122,7 +128,7 @@ class Wire:
             buffers = [b"".join(buffers)]
         try:
             sent = self._send_some(buffers)
-            left = _behind(buffers, sent)
+            left = _behind(buffers, sent) if sent < sum(map(nbytes_of, buffers)) else []
             while left:
                 left = _behind(left, self._send_some(left))
         except OSError as error:
@@ -210,12 +216,11 @@ class Wire:
         done = 0
         for target in targets:
             view = memoryview(target).cast("B")
-            piece_nbytes = PIECE_NBYTES if on_filled is not None else len(view)
-            start = 0
-            while start < len(view):
-                got = self._take(view[start : start + piece_nbytes])
-                start += got
-                done += got
+            step = PIECE_NBYTES if on_filled is not None else max(1, len(view))
+            for start in range(0, len(view), step):
+                piece = view[start : start + step]
+                self._take(piece)
+                done += len(piece)
                 if on_filled is not None:
                     on_filled(done)
         self._end_of_string()
@@ -224,7 +229,9 @@ class Wire:
         """The bytes of a string were read and thrown away."""
         scratch = memoryview(bytearray(min(nbytes, PIECE_NBYTES)))
         while nbytes:
-            nbytes -= self._take(scratch[:nbytes])
+            some = scratch[:nbytes]
+            self._take(some)
+            nbytes -= len(some)
         self._end_of_string()
 
     def header(self) -> tuple[int, bytes]:
@@ -232,21 +239,31 @@ class Wire:
         while True:
             end = self._buffer.find(_CRLF, self._start, self._stop)
             if end > self._start:
-                line = self._buffer[self._start : end]
+                kind, rest = self._buffer[self._start], bytes(self._view[self._start + 1 : end])
                 self._start = end + 2
-                return line[0], bytes(line[1:])
+                return kind, rest
             if end == self._start or self._stop - self._start == _BUFFER_NBYTES:
                 raise self._odd(bytes(self._view[self._start : self._stop]))
             self._fill_buffer()
 
-    def _take(self, into: memoryview) -> int:
-        """Put bytes into *into*, as many as it takes if they come in time; return how many."""
-        buffered = min(self._stop - self._start, len(into))
-        if buffered:
-            into[:buffered] = self._view[self._start : self._start + buffered]
-            self._start += buffered
-            return buffered
-        return self._receive(into, wait_for_all=True)
+    def _take(self, into: memoryview) -> None:
+        """Fill *into*. The last bytes come through the buffer, for what follows them is wanted next."""
+        taken = self._take_buffered(into)
+        while taken < len(into):
+            rest = into[taken:]
+            if len(rest) <= _READ_AHEAD_NBYTES:
+                self._fill_buffer()
+                taken += self._take_buffered(rest)
+            else:
+                taken += self._receive(rest, wait_for_all=True)
+
+    def _take_buffered(self, into: memoryview) -> int:
+        """Put what is in the buffer into *into*, as far as it goes; return how many bytes these are."""
+        taken = min(self._stop - self._start, len(into))
+        if taken:
+            into[:taken] = self._view[self._start : self._start + taken]
+            self._start += taken
+        return taken
 
     def _end_of_string(self) -> None:
         while self._stop - self._start < 2:

@@ -156,16 +156,16 @@ class _Run:
     # -- staying a prefix ------------------------------------------------------------------
 
     def _must_refresh(self) -> bool:
-        """Return whether to touch all pages now: at the end, as they grow, and once some of them have been evicted."""
+        """Return whether to touch all pages now: at the end, as they grow until then, and once some have been evicted."""
         if not self._recency.is_kept:
             return False
-        if (
-            self._is_over()
-            or self._room_is_scarce
-            or len(self._prefix) + len(self.outcomes) >= _GROWTH * self._refreshed
-        ):
+        if self._is_over() or self._room_is_scarce:
             return True
-        return Status.MISS in [answer.status for answer in self._exists(self._hash_of(self._refreshed - 1))]
+        is_last_but_one = len(self._pages) - len(self.outcomes) <= self._group_pages
+        if not is_last_but_one and len(self._prefix) + len(self.outcomes) >= _GROWTH * self._refreshed:
+            return True
+        next_to_go = max(0, self._refreshed - 1)
+        return Status.MISS in [answer.status for answer in self._exists(self._hash_of(next_to_go))]
 
     def _refresh(self) -> None:
         """Touch all pages up to here from their end, and give up what lies behind one that is gone."""

@@ -11,7 +11,8 @@ import redis
 from hicache_storage.backends.redis import RedisOptions
 from hicache_storage.config import Secret
 
-_DEADLINE_S = 10.0
+PATIENT_S = 60.0
+"""A deadline that a busy machine does not reach."""
 
 redis_options: Callable[..., RedisOptions] = RedisOptions
 """The options' class, for values that are collected first."""
@@ -27,7 +28,12 @@ class RedisService:
 
     def options(self, **values: object) -> RedisOptions:
         """Return options for a store that is empty: under a prefix that no other has."""
-        given: dict[str, object] = {"url": Secret(self.url), "key_prefix": f"t{next(self._numbers)}:", "io_threads": 4}
+        given: dict[str, object] = {
+            "url": Secret(self.url),
+            "key_prefix": f"t{next(self._numbers)}:",
+            "io_threads": 4,
+            "deadline_s": PATIENT_S,
+        }
         return redis_options(**(given | values))
 
     def plant(self, options: RedisOptions, key: str, body: bytes) -> None:
@@ -54,7 +60,7 @@ class RedisService:
 
     def wait_for_end_of(self, client_name: str) -> None:
         """Every command of a client that is gone was carried out: a server works off what a killed one had sent."""
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + PATIENT_S
         while any(entry["name"] == client_name for entry in self._clients()):
             assert time.monotonic() < deadline, f"{client_name} is still connected"
 

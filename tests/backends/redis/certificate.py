@@ -62,7 +62,7 @@ class TLSTerminator:
                 sock.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
 
 def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> None:

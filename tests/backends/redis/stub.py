@@ -81,4 +81,4 @@ class StubRedis:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)

@@ -9,7 +9,7 @@ from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.hooks import fetched
 from hicache_storage.testing.services.redis_server import RedisServer
 from hicache_storage.types import ObjectWrite, RangeRead, Status, WriteResult
-from tests.backends.redis.back_door import RedisService, redis_key
+from tests.backends.redis.back_door import PATIENT_S, RedisService, redis_key
 
 pytest_plugins = ["tests.backends.redis.services"]
 
@@ -160,7 +160,9 @@ def test_objects_live_for_their_time_and_longer_if_touched_or_written_again(serv
 
 
 def test_a_full_server_keeps_no_part_of_a_refused_object(own_server: RedisServer) -> None:
-    options = RedisOptions(url=Secret(own_server.url), chunk_nbytes=100_000, pipeline_nbytes=100_000)
+    options = RedisOptions(
+        url=Secret(own_server.url), chunk_nbytes=100_000, pipeline_nbytes=100_000, deadline_s=PATIENT_S
+    )
     with RedisStore(options) as store:
         used = int(own_server.ask("INFO", "memory").split(b"used_memory:")[1].split()[0])
         own_server.ask("CONFIG", "SET", "maxmemory", used + (4 << 20))

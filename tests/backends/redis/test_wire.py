@@ -16,7 +16,7 @@ from hicache_storage.testing.bodies import body_of, poisoned
 def ends() -> Iterator[tuple[Wire, socket.socket]]:
     """A wire and the server's end of it."""
     client, server = socket.socketpair()
-    wire = Wire(client, Patience(5.0))
+    wire = Wire(client, Patience(60.0))
     yield wire, server
     wire.close()
     server.close()
