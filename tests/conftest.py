@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
@@ -19,6 +20,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if importlib.util.find_spec("hypothesis") is not None:  # The environments of engines have none.
+        _steady_examples()
+
+
+def _steady_examples() -> None:
+    """Every run tries the same examples, each of which may take as long as a busy machine needs."""
+    from hypothesis import HealthCheck, settings  # noqa: PLC0415 - not there in every environment
+
+    settings.register_profile(
+        "hicache", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("hicache")
 
 
 def pytest_report_header() -> str:

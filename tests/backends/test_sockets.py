@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from hicache_storage.backends.sockets import connect
-from hicache_storage.testing.services.process import free_port
+from hicache_storage.testing.services.process import ReservedPort
 
 Address = tuple[str, int]
 
@@ -44,7 +44,8 @@ def test_a_silent_address_leaves_time_for_the_next(silent: Address, monkeypatch:
 
 
 def test_what_the_last_address_said_is_raised(silent: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    name([silent, ("127.0.0.1", free_port())], monkeypatch)
+    nobody = ReservedPort()
+    name([silent, ("127.0.0.1", nobody.number)], monkeypatch)
 
     with pytest.raises(ConnectionRefusedError):
         connect("many.example", 1, lambda: 0.2)

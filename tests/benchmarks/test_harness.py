@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from benchmarks.subjects.process import ProcessSubject
 from benchmarks.subjects.raw import RawFiles
 from benchmarks.workload import Workload, stripes
 from hicache_storage.testing.services.mooncake import HOW_TO_GET, MooncakeService
-from hicache_storage.testing.services.process import answers
 from hicache_storage.testing.services.redis_server import redis_program
 from hicache_storage.testing.services.seaweedfs import seaweedfs_program
 from tests.architecture.source import ROOT
@@ -113,20 +113,20 @@ def test_a_read_that_misses_gets_no_figure(tmp_path: Path) -> None:
 
 def test_a_server_ends_with_a_case_that_fails(tmp_path: Path) -> None:
     require("redis", redis_program() is not None, AVAILABLE["redis"][1])
-    ports: list[int] = []
 
-    def fail() -> None:
+    def fail(stack: ExitStack) -> None:
         with served("redis", tmp_path) as pool:
             subject = pool.get("bare_redis")
             assert isinstance(subject, BareRedis)
-            ports.append(subject.port)
-            assert answers(subject.port)
+            opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", subject.port), timeout=60)))
             raise SubjectFailed("as a subject may")
 
-    with pytest.raises(SubjectFailed, match="as a subject may"):
-        fail()
+    opened: list[socket.socket] = []
+    with ExitStack() as stack:
+        with pytest.raises(SubjectFailed, match="as a subject may"):
+            fail(stack)
 
-    assert not answers(ports[0])
+        assert opened[0].recv(1) == b""
 
 
 def test_a_wiped_subject_holds_nothing(tmp_path: Path) -> None:

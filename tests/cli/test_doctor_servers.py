@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from hicache_storage.testing.services.mooncake import MooncakeService
-from hicache_storage.testing.services.process import free_port
+from hicache_storage.testing.services.process import ReservedPort
 from hicache_storage.testing.services.redis_server import RedisServer, redis_program, valkey_program
 from tests.backends.redis.back_door import RedisService
 from tests.backends.s3.services import BUCKET, S3Service
@@ -18,6 +18,9 @@ from tests.services import require
 pytest_plugins = ["tests.backends.redis.services", "tests.backends.s3.fixtures", "tests.backends.mooncake.services"]
 
 CHECKS = ["write", "exists", "read", "ranged read", "verify", "list", "delete"]
+PATIENT_S = 30.0
+"""A deadline that a busy machine does not reach."""
+
 PASSWORD = "a-password-of-this-test"
 
 
@@ -34,7 +37,7 @@ class Place:
 
 
 def redis_place(service: RedisService) -> Place:
-    return Place(service.url, {"key_prefix": "doctor:"})
+    return Place(service.url, {"key_prefix": "doctor:", "deadline_s": PATIENT_S})
 
 
 def s3_place(s3: S3Service, *, tls: bool = False) -> Place:
@@ -42,6 +45,7 @@ def s3_place(s3: S3Service, *, tls: bool = False) -> Place:
     options: dict[str, object] = {
         "endpoint_url": server.tls_endpoint_url if tls else server.endpoint_url,
         "ca_bundle": str(s3.ca_bundle),
+        "deadline_s": PATIENT_S,
         "access_key_id": server.access_key_id,
         "secret_access_key": server.secret_access_key,
     }
@@ -98,6 +102,7 @@ def test_s3_is_healthy(hicache: Hicache, s3: S3Service, tls: bool) -> None:
 
 def test_mooncake_is_healthy(hicache: Hicache, mooncake_cluster: MooncakeService) -> None:
     place = mooncake_place(mooncake_cluster)
+    place.options["deadline_s"] = PATIENT_S
 
     assert_healthy(hicache("doctor", *place.flags(), "--json"), place)
 
@@ -156,7 +161,8 @@ def test_a_valkey_that_is_stopped_is_unreachable(hicache: Hicache) -> None:
 
 def test_an_s3_that_is_stopped_is_unreachable(hicache: Hicache, s3: S3Service) -> None:
     place = s3_place(s3)
-    place.options["endpoint_url"] = f"http://127.0.0.1:{free_port()}"
+    nobody = ReservedPort()
+    place.options["endpoint_url"] = f"http://127.0.0.1:{nobody.number}"
 
     assert_unreachable(hicache("doctor", *place.flags()), place)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hicache_storage.testing.services.process import ServiceProcess
+from hicache_storage.errors import StoreUnavailable
+from hicache_storage.testing.services.process import ReservedPort, ServiceProcess
 
 # Threads that are never at rest, as those of a busy server.
 _BUSY = """
@@ -52,3 +54,40 @@ def test_a_server_that_has_ended_may_be_paused(busy: ServiceProcess) -> None:
     busy.pause()
 
     assert not busy.running
+
+
+def test_a_server_that_ended_is_not_up_because_another_one_answers() -> None:
+    server = ServiceProcess("short", lambda _: [sys.executable, "-c", ""], ready=lambda: not server.running)
+
+    with pytest.raises(StoreUnavailable, match="short ended"):
+        server.start()
+
+
+def test_a_reserved_port_is_for_a_server_and_for_nobody_else() -> None:
+    port = ReservedPort()
+    address = ("127.0.0.1", port.number)
+
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        with socket.create_server(address), socket.create_connection(address):
+            pass
+
+
+def test_a_port_is_free_again_when_its_reservation_is_gone() -> None:
+    port = ReservedPort()
+    address = ("127.0.0.1", port.number)
+
+    del port
+
+    with socket.socket() as other:
+        other.bind(address)
+
+
+def test_a_reserved_port_that_somebody_has_is_refused() -> None:
+    port = ReservedPort()
+
+    with pytest.raises(OSError, match="in use"):
+        ReservedPort(port.number)

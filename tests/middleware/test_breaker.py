@@ -15,6 +15,8 @@ from hicache_storage.testing.hooks import at_once
 from hicache_storage.testing.memory import MemoryStore
 from hicache_storage.types import ObjectInfo, Outcome
 
+PATIENT_S = 60.0
+
 
 class Clock:
     def __init__(self) -> None:
@@ -93,7 +95,7 @@ def test_only_one_probe_goes_through_at_a_time() -> None:
     clock.now_s = 1.0
     probe = threading.Thread(target=store.stat, args=("k",))
     probe.start()
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(PATIENT_S)
 
     with pytest.raises(StoreUnavailable, match="breaker"):
         store.stat("k")
@@ -129,7 +131,7 @@ def test_calls_that_fail_together_open_it_once() -> None:
 
     class Unreachable(MemoryStore):
         def stat(self, key: str) -> ObjectInfo | None:
-            together.wait(10)
+            together.wait(PATIENT_S)
             raise StoreUnavailable("no answer")
 
     clock = Clock()
@@ -150,11 +152,11 @@ class Late:
         self._gate = gate
         self._thread = threading.Thread(target=store.exists_many, args=([key],))
         self._thread.start()
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(PATIENT_S)
 
     def end(self) -> None:
         self._gate.open()
-        self._thread.join(10)
+        self._thread.join(PATIENT_S)
 
 
 @pytest.mark.parametrize("outcome", ["reaches", "fails"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hicache_storage.testing.services.process import ServiceProcess, answers, free_port
+from hicache_storage.testing.services.process import ReservedPort, ServiceProcess, answers
 
 HOW_TO_GET = "pip install mooncake-transfer-engine-non-cuda; on Debian and Ubuntu also apt-get install -y libibverbs1"
 
@@ -45,9 +45,8 @@ class MooncakeService:
             silent_after_s: after how long without a sign of life a node and its objects are given up.
             eviction_ratio: share of the memory above which the master evicts; 1 = only where a write finds no room.
         """
-        self.rpc_port = free_port()
-        self.metrics_port = free_port()
-        self._metadata_port = free_port()
+        self._ports = [ReservedPort() for _ in range(3)]
+        self.rpc_port, self.metrics_port, self._metadata_port = (port.number for port in self._ports)
         self._lease_ms = lease_ms
         self._abandoned_after_s = abandoned_after_s
         self._eviction_ratio = eviction_ratio

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -85,7 +86,8 @@ class ServiceProcess:
                 self.stop()
                 raise ConfigError(f"{self.name}: the program {command[0]!r} is not installed") from error
         deadline = time.monotonic() + self._start_within_s
-        while not self._ready():
+        # In this order: whoever answers while this process is gone is somebody else.
+        while not (self._ready() and self.running):
             if not self.running or time.monotonic() > deadline:
                 reason = "ended" if not self.running else f"did not answer within {self._start_within_s:.0f} s"
                 tail = self._log_tail()
@@ -151,12 +153,33 @@ class ServiceProcess:
             return "(no log)"
 
 
+class ReservedPort:
+    """A TCP port of the loopback interface that the system gives to nobody else while this object is there.
+
+    A server that sets ``SO_REUSEADDR``, as servers do, can listen on it, and again after it has ended.
+    Whoever connects while none listens is refused.
+
+    Attributes:
+        number: the port.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        """Reserve *number*; 0 = any that is free.
+
+        Raises:
+            OSError: somebody has it.
+        """
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", number))
+            # From here on Linux lets a second socket have the port that says so too.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.number: int = holder.getsockname()[1]
+            weakref.finalize(self, os.close, holder.detach())
+
+
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of the loopback interface that nobody has at this moment; the next moment somebody may."""
+    return ReservedPort().number
 
 
 def answers(port: int, request: bytes = b"", expected: bytes = b"") -> bool:

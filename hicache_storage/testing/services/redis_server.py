@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from hicache_storage.errors import StoreUnavailable
-from hicache_storage.testing.services.process import ServiceProcess, free_port
+from hicache_storage.testing.services.process import ReservedPort, ServiceProcess
 
 _SLOTS = 16384
 _BUS_PORT_OFFSET = 10_000
-_SETTLE_WITHIN_S = 20.0
+_SETTLE_WITHIN_S = 60.0
 _POLL_S = 0.05
 
 
@@ -51,8 +51,9 @@ class RedisServer(ServiceProcess):
     def __init__(self, *, program: str | None = None, settings: dict[str, str] | None = None) -> None:
         self.program = program or redis_program() or "redis-server"
         self._settings = settings or {}
-        self.port = _port_of_a_node() if "cluster-enabled" in self._settings else free_port()
-        super().__init__("redis", self._command_line, ready=self._is_ready, start_within_s=20.0)
+        self._ports = _ports_of_a_node() if "cluster-enabled" in self._settings else [ReservedPort()]
+        self.port = self._ports[0].number
+        super().__init__("redis", self._command_line, ready=self._is_ready)
 
     @property
     def url(self) -> str:
@@ -93,9 +94,10 @@ class RedisSentinel(ServiceProcess):
     """A sentinel that watches *master* under the name ``mymaster``."""
 
     def __init__(self, master: RedisServer) -> None:
-        self.port = free_port()
+        self._port = ReservedPort()
+        self.port = self._port.number
         self._master = master
-        super().__init__("redis-sentinel", self._command_line, ready=self._is_ready, start_within_s=20.0)
+        super().__init__("redis-sentinel", self._command_line, ready=self._is_ready)
 
     @property
     def url(self) -> str:
@@ -137,7 +139,7 @@ class RedisCluster:
         settings = {
             "cluster-enabled": "yes",
             "cluster-require-full-coverage": "no",
-            "cluster-node-timeout": "2000",
+            "cluster-node-timeout": "15000",
         }
         self.nodes = [RedisServer(program=program, settings=settings) for _ in range(3)]
 
@@ -207,13 +209,11 @@ def _ask(port: int, *words: str | int) -> bytes:
         return connection.recv(4096)
 
 
-def _port_of_a_node() -> int:
-    """Return a free port whose companion, 10,000 above, is free too: the nodes of a cluster talk to each other there."""
+def _ports_of_a_node() -> list[ReservedPort]:
+    """Return a port and its companion, 10,000 above: the nodes of a cluster talk to each other there."""
     while True:
-        port = free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + _BUS_PORT_OFFSET))
-            except (OSError, OverflowError):
-                continue
-        return port
+        port = ReservedPort()
+        try:
+            return [port, ReservedPort(port.number + _BUS_PORT_OFFSET)]
+        except (OSError, OverflowError):
+            continue

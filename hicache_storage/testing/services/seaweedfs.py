@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from hicache_storage.errors import StoreUnavailable
-from hicache_storage.testing.services.process import ServiceProcess, answers, free_port
+from hicache_storage.testing.services.process import ReservedPort, ServiceProcess, answers
 
 _PROGRAM = "weed"
 _CLOSE_WAIT = "08"
-_SETTLED_WITHIN_S = 10.0
+_SETTLED_WITHIN_S = 60.0
 _POLL_S = 0.001
 _LISTENERS = (
     "s3.port", "s3.port.grpc", "filer.port", "filer.port.grpc",
@@ -41,9 +41,9 @@ class SeaweedFS(ServiceProcess):
     secret_access_key: ClassVar[str] = "hicache-tests-secret"  # noqa: S105 - of a server on loopback that lives for one run
 
     def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
-        ports = _free_ports(len(_LISTENERS) + 1)
-        self._ports = dict(zip(_LISTENERS, ports, strict=False))
-        self._tls_port = ports[-1]
+        self._reserved = [ReservedPort() for _ in (*_LISTENERS, "s3.port.https")]
+        *ports, self._tls_port = (port.number for port in self._reserved)
+        self._ports = dict(zip(_LISTENERS, ports, strict=True))
         self._certificate = certificate
         super().__init__(
             "seaweedfs",
@@ -105,7 +105,8 @@ class SeaweedFS(ServiceProcess):
             cert, key = self._certificate
             flags |= {"s3.port.https": str(self._tls_port), "s3.cert.file": str(cert), "s3.key.file": str(key)}
         program = seaweedfs_program() or _PROGRAM
-        return [program, "server", *[f"-{name}={value}" for name, value in flags.items()]]
+        # Its own log would go to /tmp, and stay there; what it says goes to stderr all the same.
+        return [program, f"-logdir={folder}", "server", *[f"-{name}={value}" for name, value in flags.items()]]
 
     def _is_ready(self) -> bool:
         """Say whether S3 answers and an object can be written: the parts find each other only after they are up."""
@@ -130,10 +131,3 @@ def _left_connections(ports: set[int]) -> int:
 def _socket_of(part: str, port: int) -> Path:
     """Return where a part of the server leaves a socket; it has no option for that."""
     return Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock")  # noqa: S108 - the server's choice
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: dict[int, None] = {}
-    while len(ports) < count:
-        ports[free_port()] = None
-    return list(ports)

@@ -21,7 +21,7 @@ OpenStore = Callable[..., FileStore]
 FileOf = Callable[[str], Path]
 
 CAPACITY_NBYTES = 1 << 20
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def test_who_was_there_before_the_first_capacity_is_counted(root: Path, open_store: OpenStore) -> None:

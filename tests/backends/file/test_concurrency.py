@@ -22,7 +22,7 @@ from hicache_storage.types import ObjectWrite, RangeRead, WriteResult
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 FORKING = """
 import os, sys
@@ -194,10 +194,10 @@ def test_instances_that_are_opened_at_once_all_work(root: Path) -> None:
 
 def test_threads_do_not_pile_up(open_store: Callable[..., FileStore]) -> None:
     open_store().write_many([ObjectWrite(f"k{i}", [b"x"]) for i in range(20)])
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     for _ in range(20):
         with open_store() as store:
             store.read_many([RangeRead(f"k{i}", 0, [bytearray(1)]) for i in range(20)])
 
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before

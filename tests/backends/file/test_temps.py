@@ -58,7 +58,7 @@ def test_a_forked_child_has_names_of_its_own() -> None:
         "assert mine and os.waitpid(child, 0)[1] == 0\n"
     )
 
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c.d.e.f", "a.1.2.3.x.4", "README.md", "a.1.2.3.4", "a.1.2.3.4.5.6"])

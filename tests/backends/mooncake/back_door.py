@@ -15,6 +15,8 @@ from hicache_storage.testing.services.mooncake import LEAST_MEMORY_NBYTES, Moonc
 
 _TAIL = b"\0"
 _BUFFER_NBYTES = 32 << 20
+PATIENT_S = 30.0
+"""The longest deadline there is: one that a busy machine does not reach."""
 
 
 class BackDoor:
@@ -31,7 +33,8 @@ class BackDoor:
         assert code == 0
 
     def options(self, **special: object) -> MooncakeOptions:
-        given = {"key_prefix": f"test-{next(self._numbers)}/"} | dict(self.service.options) | special
+        own = {"key_prefix": f"test-{next(self._numbers)}/", "deadline_s": PATIENT_S}
+        given = own | dict(self.service.options) | special
         return MooncakeOptions(**given)  # type: ignore[arg-type]
 
     def plant(self, options: MooncakeOptions, key: str, body: bytes) -> None:

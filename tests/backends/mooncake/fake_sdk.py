@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_WAIT_S = 30.0
+_WAIT_S = 60.0
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Gate:
         assert self._open.wait(_WAIT_S)
 
     def wait_for_one(self) -> None:
-        assert self._came.acquire(timeout=_WAIT_S)
+        assert self.has_one(_WAIT_S)
 
-    def nobody_came(self) -> bool:
-        return not self._came.acquire(blocking=False)
+    def has_one(self, within_s: float) -> bool:
+        return self._came.acquire(timeout=within_s)
 
     def open(self) -> None:
         self._open.set()

@@ -11,6 +11,7 @@ from hicache_storage.backends.mooncake import MooncakeOptions, MooncakeStore
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.services.mooncake import MooncakeService
 from hicache_storage.types import MISS, WriteResult
+from tests.backends.mooncake.back_door import PATIENT_S
 
 pytest_plugins = ["tests.backends.mooncake.services"]
 
@@ -30,7 +31,7 @@ def sdk(mooncake_cluster: MooncakeService) -> MooncakeDistributedStore:
 
 @pytest.fixture
 def store(mooncake_cluster: MooncakeService) -> Iterator[MooncakeStore]:
-    options: dict[str, object] = dict(mooncake_cluster.options) | {"key_prefix": _PREFIX}
+    options: dict[str, object] = dict(mooncake_cluster.options) | {"key_prefix": _PREFIX, "deadline_s": PATIENT_S}
     with MooncakeStore(MooncakeOptions(**options)) as store:  # type: ignore[arg-type]
         yield store
 

@@ -13,7 +13,7 @@ from hicache_storage.testing.services.mooncake import MooncakeService
 
 pytest_plugins = ["tests.backends.mooncake.services"]
 
-_WITHIN_S = 30
+_WITHIN_S = 110
 
 _OPEN = """
 import os, signal, sys, threading
@@ -22,7 +22,7 @@ from hicache_storage.errors import StoreError, Unsupported
 from hicache_storage.testing.bodies import body_of
 from hicache_storage.types import RangeRead
 
-signal.alarm(25)
+signal.alarm(100)
 options = MooncakeOptions(**{options!r})
 store = MooncakeStore(options)
 """
@@ -31,7 +31,7 @@ _CHILD = """
 store.write("k", [b"x"])
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(90)
     said = []
     for opened in (store, MooncakeStore(options)):
         try:
@@ -48,7 +48,7 @@ assert store.stat("k").nbytes == 1
 _UNUSED_PARENT = """
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(90)
     with MooncakeStore(options) as own:
         own.write("k", [b"x"])
         os._exit(0 if own.stat("k").nbytes == 1 else 1)
@@ -58,8 +58,13 @@ assert status == 0, status
 
 _STUCK = """
 body = bytearray(4 << 20)
-store.write("k", [body])
-store.read_into("k", 0, [body])
+while True:
+    try:
+        store.write("k", [body])
+        store.read_into("k", 0, [body])
+        break
+    except StoreError:  # A busy machine may not keep the deadline.
+        pass
 print("ready", flush=True)
 sys.stdin.readline()
 threading.Thread(target=store.read_many, args=([RangeRead("k", 0, [body])],), daemon=True).start()
@@ -79,7 +84,7 @@ def use(opened, i):
 
 for round in range(20):
     # Every fourth time with a connection of its own, made by whichever thread comes first.
-    special = dataclasses.replace(options, key_prefix=f"r{round}/", deadline_s=20 + round // 4)
+    special = dataclasses.replace(options, key_prefix=f"r{round}/", deadline_s=25 + round // 4)
     with MooncakeStore(special) as opened:
         assert at_once(*[partial(use, opened, i) for i in range(32)]) == [True] * 32
 """
@@ -129,7 +134,7 @@ def test_a_process_ends_well_while_a_call_is_stuck(own_cluster: MooncakeService)
 
 
 def _options(cluster: MooncakeService, prefix: str) -> dict[str, object]:
-    return dict(cluster.options) | {"key_prefix": prefix}
+    return dict(cluster.options) | {"key_prefix": prefix, "deadline_s": 30.0}
 
 
 def _run(options: dict[str, object], code: str) -> None:

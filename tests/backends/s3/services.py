@@ -14,6 +14,8 @@ from hicache_storage.config import from_mapping, resolve
 from hicache_storage.testing.services.seaweedfs import SeaweedFS
 
 BUCKET = "hicache-tests"
+PATIENT_S = 60.0
+"""A deadline that a busy machine does not reach."""
 
 
 class S3Service:
@@ -30,7 +32,10 @@ class S3Service:
             aws_access_key_id=server.access_key_id,
             aws_secret_access_key=server.secret_access_key,
             config=Config(
-                s3={"addressing_style": "path"}, max_pool_connections=32, request_checksum_calculation="when_required"
+                s3={"addressing_style": "path"},
+                max_pool_connections=32,
+                read_timeout=PATIENT_S,
+                request_checksum_calculation="when_required",
             ),
         )
         self.client.create_bucket(Bucket=BUCKET)
@@ -46,6 +51,7 @@ class S3Service:
             "access_key_id": self.server.access_key_id,
             "secret_access_key": self.server.secret_access_key,
             "io_threads": 8,
+            "deadline_s": PATIENT_S,
         }
         return resolve(S3Options, "s3", [from_mapping(values | given, "test")], environ={})[0]
 

@@ -15,6 +15,8 @@ from threading import Thread
 from hicache_storage.backends.s3 import S3Options
 from hicache_storage.config import from_mapping, resolve
 
+IO_THREADS = 4
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -57,7 +59,8 @@ class Stub:
             "access_key_id": "key",
             "secret_access_key": "secret",
             "conditional_put": "never",
-            "io_threads": 4,
+            "io_threads": IO_THREADS,
+            "deadline_s": 60.0,
         }
         return resolve(S3Options, "s3", [from_mapping(values | given, "test")], environ={})[0]
 
@@ -118,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Nothing: clients may hang up."""

@@ -185,7 +185,7 @@ def test_a_copy_under_way_does_not_bring_back_what_is_deleted(op: str) -> None:
     gate = Gate()
     upper, lower = Tier([Fault("write", "delay", gate=gate)]), Tier()
     lower.plant()
-    with TieredStore(TieredOptions(stores=[upper, lower])) as store:
+    with TieredStore(TieredOptions(stores=[upper, lower], drain_s=DEADLINE_S)) as store:
         assert all(read(store, KEY))
         assert gate.entered.wait(DEADLINE_S)
 

@@ -83,7 +83,10 @@ def test_closing_waits_for_the_writes_below() -> None:
             super().close()
 
     lower = Keeping([Fault("write", "delay", gate=gate)])
-    store = TieredStore(TieredOptions(stores=[Tier(), lower], write="first_then_background", background_threads=1))
+    options = TieredOptions(
+        stores=[Tier(), lower], write="first_then_background", background_threads=1, drain_s=DEADLINE_S
+    )
+    store = TieredStore(options)
     store.write_many([ObjectWrite(str(number), [BODY]) for number in range(5)])
     assert gate.entered.wait(DEADLINE_S)
     gate.open()
