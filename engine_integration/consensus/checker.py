@@ -46,7 +46,7 @@ class Checker:
     Args:
         group: every rank of *topology*, counted stage by stage; for the checker alone. Its deadline is how long a rank
             waits for another one's next entry before that counts as a divergence.
-        options: the same on every rank.
+        options: on every rank the same *on_divergence*.
         on_stop: under ``on_divergence=stop``, called once on the checker's thread with what each next recorded call
             raises: a scheduler that waits for another rank may not come to one.
 
@@ -55,7 +55,7 @@ class Checker:
             entries mean nothing any more, or with the eighth.
 
     Raises:
-        RankFailure: a rank did not come.
+        RankFailure: a rank did not come, counts other ranks, or would do something else at a divergence.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Checker:
         self._on_stop = on_stop
         self._ranks = [Rank(pp_rank, tp_rank) for tp_rank, pp_rank in topology.ranks()]
         agree_same(group, "rank consensus ranks", lambda: len(self._ranks))
+        agree_same(group, "rank consensus stops", lambda: int(options.on_divergence == "stop"))
         # The first rank's clock gives the run its name on all of them.
         run = agree_each(group, "rank consensus run", lambda: (int(time.time() * _MS_PER_S),), 1)[0][0]
         rank = self._ranks[group.rank]

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.consensus import rank_consensus
+from hicache_storage.engine_integration.controller.alike import agree_alike
 from hicache_storage.engine_integration.controller.books import without
 from hicache_storage.engine_integration.controller.copies import Backups, Loads
 from hicache_storage.engine_integration.controller.device_room import DeviceRoom
@@ -29,7 +30,7 @@ from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.controller.pools import Pools
 from hicache_storage.engine_integration.controller.prefixes import Prefixes
 from hicache_storage.engine_integration.controller.request import Admission, Request, RequestFetch
-from hicache_storage.engine_integration.controller.store_link import StoreConnection, StoreLink
+from hicache_storage.engine_integration.controller.store_link import StoreConnection, StoreLink, agree_link
 from hicache_storage.engine_integration.controller.write_policy import WritePolicy
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.parallel.ranks import Ranks
@@ -48,7 +49,7 @@ class Controller:
         clock: seconds, monotonic.
 
     Raises:
-        RankFailure: the tiers of two ranks have room for different numbers of pages.
+        RankFailure: the tiers of two ranks have room for different numbers of pages, or other options.
 
     Attributes:
         tree: what is cached; for reading.
@@ -70,6 +71,7 @@ class Controller:
             page_tokens, eviction=self.options.eviction_policy, host_eviction=self.options.host_eviction_policy
         )
         self._ranks = ranks = ranks or Ranks()
+        agree_alike(ranks.sync, page_tokens, pools, self.options)
         self._sync = ranks.sync
         self._clock = clock
         self._device = pools.device
@@ -82,7 +84,6 @@ class Controller:
         self._link: StoreLink | None = None
         self._requests: dict[str, Request] = {}
         self._host.relief = self._relieve_host
-        self._sync.same("capacity", (page_tokens, pools.device.capacity, pools.host.capacity))
 
     # -- the life of a request -------------------------------------------------------------
 
@@ -258,19 +259,21 @@ class Controller:
 
         Raises:
             InvariantError: one is attached.
-            RankFailure: not all ranks write to the store, or not all of them read it alone; nothing is attached.
+            RankFailure: on every rank, if some only read the store, or one cannot attach it; nothing is attached then.
         """
         if self._link is not None:
             raise InvariantError("a store is attached already; detach it first")
-        self._sync.same("attach", (connection.writes,))
-        link = StoreLink(
+        link = agree_link(
             connection,
-            self.tree,
-            self._host,
-            self.options,
-            ranks=self._ranks,
-            counters=self.counters,
-            clock=self._clock,
+            lambda: StoreLink(
+                connection,
+                self.tree,
+                self._host,
+                self.options,
+                ranks=self._ranks,
+                counters=self.counters,
+                clock=self._clock,
+            ),
         )
         link.on_stored = self._policy.go_on
         self._link = self._policy.link = link
@@ -278,7 +281,7 @@ class Controller:
 
     @rank_consensus
     def detach(self) -> None:
-        """Finish what is being written, stop what is being fetched, and use no store any more.
+        """Finish what is being written, stop what is being fetched, and use no store any more. Every rank calls it.
 
         What is known of the store's content is forgotten. Without a store, does nothing.
         """
@@ -305,10 +308,14 @@ class Controller:
         self._host.slots.free(gone.host_pages)
         self._policy.forget()
 
+    @rank_consensus(same_results=True)
     def flush_store(self) -> int:
-        """Delete the namespace from the attached store; return how many objects this rank deleted, 0 without a store.
+        """Delete the namespace from the attached store; return how many objects all ranks have deleted, 0 without a store.
 
-        A collective: every rank calls it, and between them they delete each object once.
+        Every rank calls it and waits for all others; between them they delete each object once.
+
+        Raises:
+            RankFailure: on every rank, if one could not. What was deleted is gone, and the controllers go on alike.
         """
         return 0 if self._link is None else self._link.clear()
 

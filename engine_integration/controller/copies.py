@@ -95,8 +95,13 @@ class Backups:
         return had
 
     def close(self) -> None:
-        """End the thread that hears of other ranks' copies, if there is one."""
-        self._ended.close()
+        """End the thread that hears of other ranks' copies, if there is one; what nobody has heard of has failed.
+
+        Pages that a copy of this rank's own still writes to stay taken.
+        """
+        if self._ended.close():
+            while self._running:
+                self._room.slots.free(self._tree.transfers.abort(self._running.pop()))
 
     def _allocate(self, wanted: int, *, with_relief: bool) -> list[int]:
         return self._room.allocate_with_relief(wanted) if with_relief else self._room.allocate_most(wanted)
@@ -185,16 +190,25 @@ class Loads:
             else:
                 self._failed.append(transfer)
                 self._counters.add(telemetry.LOAD_FAILED)
-        # The newest first: it may lie behind an older one, which can be undone only then.
-        self._failed = [transfer for transfer in reversed(self._failed) if not self._undone(transfer)][::-1]
+        self._undo_failed()
 
     def settle(self) -> None:
         """End every running load, waiting for it."""
         self.take(len(self._running))
 
     def close(self) -> None:
-        """End the thread that hears of other ranks' loads, if there is one."""
-        self._ended.close()
+        """End the thread that hears of other ranks' loads, if there is one; what nobody has heard of has failed.
+
+        Pages that somebody uses, or that a copy of this rank's own still writes to, stay taken.
+        """
+        if self._ended.close():
+            self._failed += [transfer for transfer, _ in self._running]
+            self._running.clear()
+            self._undo_failed()
+
+    def _undo_failed(self) -> None:
+        # The newest first: it may lie behind an older one, which can be undone only then.
+        self._failed = [transfer for transfer in reversed(self._failed) if not self._undone(transfer)][::-1]
 
     def _is_behind_a_failed_one(self, transfer: Transfer) -> bool:
         above = transfer.nodes[0].parent

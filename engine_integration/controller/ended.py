@@ -31,11 +31,11 @@ class EndedCopies(Protocol):
         """Drop the oldest copy, once it has ended on every rank; return whether every rank has its bytes.
 
         Raises:
-            RankFailure: that cannot be found out: a rank is gone, or the copy does not end.
+            RankFailure: that cannot be found out: a rank is gone, or the copy does not end. The copy is not dropped.
         """
 
-    def close(self) -> None:
-        """End the thread, if there is one. Copies that were not taken are forgotten."""
+    def close(self) -> bool:
+        """End the thread, if there is one, and forget the copies that were not taken; say whether all have ended here."""
 
 
 def ended_copies(what: str, group: Group, *, patience_s: float) -> EndedCopies:
@@ -63,8 +63,10 @@ class _Own:
         job.wait()
         return job.error is None
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        have_ended = all(job.wait() for job in self._jobs)
         self._jobs.clear()
+        return have_ended
 
 
 class _Agreed:
@@ -74,6 +76,7 @@ class _Agreed:
         self._patience_s = patience_s
         self._jobs: deque[CopyJob] = deque()
         self._results: AckQueue[bool | RankFailure] = AckQueue(what)
+        self._lost_to: RankFailure | None = None
         self._worker = Worker(f"hicache-{what}", self._agree, self._lost)
 
     def add(self, job: CopyJob) -> None:
@@ -84,15 +87,18 @@ class _Agreed:
         return self._results.ready()
 
     def take(self) -> bool:
-        if not self._jobs.popleft().wait(self._patience_s):
+        if not self._jobs[0].wait(self._patience_s):
             raise RankFailure(self._what, {self._group.rank: f"the copy has not ended after {self._patience_s:g} s"})
-        result = self._results.wait()
+        result = self._lost_to or self._results.wait()
         if isinstance(result, RankFailure):
+            self._lost_to = result
             raise RankFailure(result.step, result.reasons) from result
+        self._jobs.popleft()
         return result
 
-    def close(self) -> None:
-        self._worker.close(self._patience_s)
+    def close(self) -> bool:
+        self._jobs.clear()
+        return self._worker.close(self._patience_s)
 
     def _agree(self, job: CopyJob) -> None:
         job.wait()

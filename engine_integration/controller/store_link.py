@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.controller.fetches import Fetches
 from hicache_storage.engine_integration.controller.host_room import HostRoom
 from hicache_storage.engine_integration.options import TierOptions
-from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.agree import Group, SingleRank, agree_each, agree_made, agree_same
 from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.radix import Node, RadixTree, Transfer
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup
@@ -92,9 +93,13 @@ class StoreLink:
         self._writes = connection.writes
         self._pages = connection.pages
         self._sync = ranks.sync
-        self._writeback = Writeback(
-            connection.pages, group=connection.write_group, counters=counters, patience_s=ranks.patience_s
-        )
+        self._write_group = connection.write_group
+        with ExitStack() as undo:
+            undo.callback(prefetcher.close)
+            self._writeback = Writeback(
+                connection.pages, group=connection.write_group, counters=counters, patience_s=ranks.patience_s
+            )
+            undo.pop_all()
         self._writing: dict[Transfer, _Running] = {}
         self._retries: deque[_Retry] = deque()
         self._step = 0
@@ -158,11 +163,21 @@ class StoreLink:
         return was_fetching or was_writing
 
     def clear(self) -> int:
-        """Delete everything of this namespace from the store and believe in nothing there; return how many objects there were."""
+        """Delete everything of this namespace from the store; return how many objects all ranks have deleted.
+
+        Every rank calls it, and believes in nothing there from then on, also where it raises. None is through before
+        all are: one that still deletes would take what another one has stored since.
+
+        Raises:
+            RankFailure: a rank could not; what was deleted is gone all the same.
+        """
         self.settle()
         self._retries.clear()
         self._tree.forget_stored()
-        return self._pages.clear()
+        # Nothing is being written any more, so the thread that writes leaves its group to this one.
+        return sum(
+            count for (count,) in agree_each(self._write_group, "flush store", lambda: (self._pages.clear(),), 1)
+        )
 
     def close(self) -> None:
         """Stop the fetches, finish the writes, end the threads, and leave no page or budget held."""
@@ -198,6 +213,17 @@ class StoreLink:
         if attempt < self._options.store_retries:
             due = self._step + _RETRY_STEPS * 4**attempt
             insort(self._retries, _Retry(last, attempt + 1, due), key=lambda retry: retry.due_step)
+
+
+def agree_link(connection: StoreConnection, make: Callable[[], StoreLink]) -> StoreLink:
+    """Return what *make* returns, once every rank has made its own and uses the store as the others do.
+
+    Raises:
+        RankFailure: on every rank; no rank keeps anything.
+    """
+    # The thread that will write, and own this group, does not run before the last agreement.
+    agree_same(connection.write_group, "attach", lambda: int(connection.writes))
+    return agree_made(connection.write_group, "attach", make, StoreLink.close)
 
 
 def _pieces(nodes: list[Node]) -> list[list[Node]]:

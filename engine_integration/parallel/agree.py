@@ -134,8 +134,8 @@ def _gather(group: Group, step: str, local: Callable[[], Sequence[int]], count: 
     else:
         payload = [mark | _FAILED, *_packed(f"{type(error).__name__}: {error}"), *([0] * count)]
     everyone = group.all_gather(step, payload)
-    if error is not None and not isinstance(error, Exception):
-        raise error  # KeyboardInterrupt and SystemExit stay what they are on the rank that they hit
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error  # on the rank that it hits; what else is no Exception, such as an SDK's panic, is a failure like others
     reasons = {rank: why for rank, theirs in enumerate(everyone) if (why := _trouble(theirs, mark)) is not None}
     if reasons:
         raise RankFailure(step, reasons) from error

@@ -112,8 +112,11 @@ class StepSync:
         """Return whether all of the first stage's ranks say yes. Raises as `agree` does."""
         return bool(self.agree(step, lambda: (int(local()),), 1)[0])
 
-    def same(self, step: str, answers: Sequence[int]) -> None:
+    def same(self, step: str, answers: Sequence[int], *, names: Sequence[str] = ()) -> None:
         """Raise unless all ranks have the same *answers*.
+
+        Args:
+            names: of the answers: only those that differ are then told, by name.
 
         Raises:
             RankFailure: two ranks of the first stage differ: on every rank. Or this rank differs from the first
@@ -126,9 +129,10 @@ class StepSync:
         def check(theirs: list[int]) -> None:
             link = self._link
             if link is not None and theirs != mine:
-                raise RankFailure(step, {link.position.tp_rank: f"says {theirs}", link.position.rank(): f"says {mine}"})
+                said = _said([theirs, mine], names)
+                raise RankFailure(step, dict(zip((link.position.tp_rank, link.position.rank()), said, strict=True)))
 
-        self._in_turn(step, lambda: self._equal(step, mine), len(mine), check)
+        self._in_turn(step, lambda: self._equal(step, mine, names), len(mine), check)
 
     def took(self, *identities: str) -> None:
         """Note what was consumed, in order. At the next `agree` every rank must have noted the same.
@@ -171,10 +175,10 @@ class StepSync:
     def _reduced(self, step: str, counts: Callable[[], Sequence[int]], count: int) -> list[int]:
         return [min(answers) for answers in zip(*self._gathered(step, counts, count), strict=True)]
 
-    def _equal(self, step: str, mine: list[int]) -> list[int]:
+    def _equal(self, step: str, mine: list[int], names: Sequence[str]) -> list[int]:
         everyone = self._gathered(step, lambda: mine, len(mine))
         if any(theirs != mine for theirs in everyone):
-            raise RankFailure(step, {rank: f"says {theirs}" for rank, theirs in enumerate(everyone)})
+            raise RankFailure(step, dict(enumerate(_said(everyone, names))))
         return mine
 
     def _gathered(self, step: str, answers: Callable[[], Sequence[int]], count: int) -> list[list[int]]:
@@ -226,6 +230,18 @@ def _own(step: str, answers: Callable[[], Sequence[int]]) -> list[int]:
         return list(array("q", answers()))  # no message takes other numbers
     except Exception as error:
         raise RankFailure(step, {0: f"{type(error).__name__}: {error}"}) from error
+
+
+def _said(everyone: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
+    """Return what each of *everyone* says; with *names*, only where they differ."""
+    if not names:
+        return [f"says {answers}" for answers in everyone]
+    differs = [len(set(column)) > 1 for column in zip(*everyone, strict=True)]
+    return [
+        "says "
+        + ", ".join(f"{name}={answer}" for name, answer, odd in zip(names, answers, differs, strict=True) if odd)
+        for answers in everyone
+    ]
 
 
 def _frames(count: int) -> range:

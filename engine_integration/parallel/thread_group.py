@@ -55,7 +55,7 @@ class _Meeting:
         self._boards: list[list[Sequence[int]]] = [[()] * size, [()] * size]
         self._arrivals = [0] * size
         self._lock = threading.Lock()
-        self._has_failed = False
+        self._failed_turn: int | None = None
 
     def exchange(self, rank: int, step: str, values: Sequence[int]) -> list[list[int]]:
         turn = self._arrivals[rank]
@@ -70,11 +70,15 @@ class _Meeting:
         return [list(theirs) for theirs in board]
 
     def _check_all_came(self, step: str, turn: int, error: Exception) -> None:
-        """Return if the meeting of this *turn* took place all the same: a rank that had been there has left since."""
+        """Return if the meeting of this *turn* took place all the same: a rank that had been there has left since.
+
+        It took place for all ranks or for none, whenever they come to ask.
+        """
         with self._lock:
             absent = [other for other in range(self.size) if self._arrivals[other] <= turn]
-            if not absent and not self._has_failed:
+            failed = turn if self._failed_turn is None and absent else self._failed_turn
+            if failed is None or turn < failed:
                 return
-            self._has_failed = True
+            self._failed_turn = failed
         reason = f"did not come within {self._timeout_s:g} s, or left"
         raise RankFailure(step, dict.fromkeys(absent or range(self.size), reason)) from error

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed
 
-from hicache_storage.engine_integration.parallel.agree import Group, SingleRank
+from hicache_storage.engine_integration.parallel.agree import Group, SingleRank, agree_each
 from hicache_storage.engine_integration.parallel.pp import Position, StepSync
 from hicache_storage.engine_integration.parallel.ranks import Ranks
 from hicache_storage.engine_integration.parallel.torch_group import TorchGroup
@@ -99,7 +99,7 @@ class ProcessPeers:
         return agreed.tolist()
 
     def gather(self, data: bytes) -> list[bytes]:
-        lengths = [length for (length,) in self.group.all_gather("gather", [len(data)])]
+        lengths = [length for (length,) in agree_each(self.group, "gather", lambda: (len(data),), 1)]
         padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
         padded[: len(data)] = _tensor_of(data)
         everyone = [torch.empty_like(padded) for _ in lengths]

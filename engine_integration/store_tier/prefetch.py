@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -121,8 +122,11 @@ class Prefetcher:
         self._batch_pages = batch_pages
         self._counters = counters
         self._clock = clock
-        self._probes = Worker("hicache-probe", self._probe, self._probe_failed)
-        self._reads = Worker("hicache-prefetch", self._read, self._read_failed)
+        with ExitStack() as undo:
+            self._probes = Worker("hicache-probe", self._probe, self._probe_failed)
+            undo.callback(self._probes.close)
+            self._reads = Worker("hicache-prefetch", self._read, self._read_failed)
+            undo.pop_all()
         self._arrived: dict[Fetch, int] = {}
 
     def probe(self, fetch: Fetch) -> None:

@@ -25,9 +25,9 @@ def options(
 class Ranks:
     """The ranks of a deployment; `run` lets each act on a thread of its own while its calls are recorded."""
 
-    def __init__(self, topology: str, chosen: ConsensusOptions, *, timeout_s: float = PATIENCE_S) -> None:
+    def __init__(self, topology: str, chosen: ConsensusOptions) -> None:
         self.topology = Topology.parse(topology)
-        self.groups = ThreadGroup.of(self.topology.tp * self.topology.pp, timeout_s=timeout_s)
+        self.groups = ThreadGroup.of(self.topology.tp * self.topology.pp, timeout_s=PATIENCE_S)
         self.checkers = self._each(lambda rank: Checker(self.groups[rank], self.topology, chosen))
 
     def run(self, act: Callable[[int], object]) -> list[object]:

@@ -10,12 +10,13 @@ from contextlib import suppress
 
 import pytest
 
-from hicache_storage.engine_integration.consensus import Checker, Differs, Divergence, rank_consensus
-from hicache_storage.engine_integration.consensus.entry import MAX_NAME_CHARS, MAX_VALUE_CHARS, Entry, Rank
+from hicache_storage.engine_integration.consensus import Checker, Differs, rank_consensus
+from hicache_storage.engine_integration.consensus.entry import Entry, Rank
 from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
 from hicache_storage.errors import RankFailure
 from hicache_storage.layout import Topology
 from tests.engine_integration.consensus.ranks import PATIENCE_S, Ranks, Turns, options
+from tests.engine_integration.parallel.deadlines import end_patience
 
 pytestmark = pytest.mark.usefixtures("checker_on")
 TOPOLOGIES = ["tp2", "tp2pp2", "pp3"]
@@ -133,13 +134,25 @@ def test_a_rank_that_ends_early_is_told() -> None:
     assert found(ranks) == [[(2, Differs.ORDER)]] * 2
 
 
-def test_a_rank_that_stands_still_is_told_by_the_others() -> None:
+def test_a_rank_that_stands_still_is_told_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     poll, _ = decorated()
-    ranks = Ranks("tp2pp2", options(), timeout_s=0.3)
-    turns = Turns()
+    ranks = Ranks("tp2pp2", options())
+    compared, turns, forget = Turns(), Turns(), Checker._forget
+
+    def forget_and_tell(checker: Checker, count: int) -> None:
+        forget(checker, count)
+        for _ in range(count):
+            compared.done()
+
+    monkeypatch.setattr(Checker, "_forget", forget_and_tell)
+    everybody = threading.Barrier(4)
 
     def act(rank: int) -> None:
         poll()
+        if rank == 0:
+            compared.wait(4 * 2)  # a call and its return on each rank, after which nobody waits for anybody
+            end_patience(monkeypatch, ranks.groups[0], came=3)
+        everybody.wait(PATIENCE_S)
         if rank == 3:
             turns.wait(3)
         else:
@@ -252,6 +265,7 @@ def test_a_rank_that_fails_does_not_wait_for_those_that_wait_for_it() -> None:
 
     assert ranks.run(act) == [None, None]
     assert found(ranks)[1] == [(0, Differs.ORDER)]
+    ranks.checkers[0]._thread.join(PATIENCE_S)  # what it tells is of no other test
 
 
 def test_what_ranks_parted_at_is_an_error_unless_one_of_them_has_raised_there() -> None:
@@ -345,8 +359,9 @@ def test_a_rank_that_leaves_when_everybody_tells_its_entry_ends_the_comparison(m
     all_gather = ThreadGroup.all_gather
 
     def leave(end: ThreadGroup, step: str, values: Sequence[int]) -> list[list[int]]:
-        if step == "rank consensus entry":
+        if step == "rank consensus entry" and end.rank:
             end.leave()
+            raise RankFailure(step, {end.rank: "left"})
         return all_gather(end, step, values)
 
     monkeypatch.setattr(ThreadGroup, "all_gather", leave)
@@ -360,40 +375,9 @@ def test_a_rank_that_leaves_when_everybody_tells_its_entry_ends_the_comparison(m
     assert [[one.number for one in checker.divergences] for checker in ranks.checkers] == [[0], [0]]
 
 
-def test_an_entry_of_any_length_arrives_whole() -> None:
-    for event, name, value in (
-        ("call", "n" * MAX_NAME_CHARS, "v" * MAX_VALUE_CHARS),
-        ("return", "f", ""),
-        ("end", "", ""),
-    ):
-        entry = Entry(3, event, name, value, 0.0)  # type: ignore[arg-type]  # mypy takes them for text
-
-        assert Entry.unpacked(3, entry.packed()) == entry
-
-
 def test_a_rank_without_others_agrees_with_itself() -> None:
     poll, _ = decorated()
     ranks = Ranks("tp1", options())
 
     assert ranks.run(lambda rank: poll()) == [None]
     assert found(ranks) == [[]]
-
-
-def test_a_message_has_each_side_once_the_most_frequent_first() -> None:
-    entries: dict[Rank, Entry | None] = {
-        Rank(0, 0): Entry(4, "return", "f", "result=2", 0.0),
-        Rank(0, 1): Entry(4, "return", "f", "result=1", 0.0),
-        Rank(1, 0): Entry(4, "return", "f", "result=1", 0.0),
-        Rank(1, 1): None,
-    }
-    before = [Entry(3, "call", "f", "", 0.0)]
-
-    lines = str(Divergence(4, Differs.RESULTS, entries, before)).splitlines()
-
-    assert lines[0] == "Found rank divergence at entry 4: results differ"
-    assert lines[1:4] == [
-        "  pp0/tp1 pp1/tp0: f returns result=1",
-        "  pp0/tp0: f returns result=2",
-        "  pp1/tp1: nothing",
-    ]
-    assert lines[-1] == "    3 f()"

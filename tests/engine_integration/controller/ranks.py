@@ -34,6 +34,7 @@ class Ranks:
     Args:
         stores: a store for each rank; None is no store.
         clocks: a clock for each rank; None stands still.
+        patience_s: how long a rank waits for what the first stage has taken; it waits longer for other ranks.
 
     Attributes:
         groups: all ranks, for: ended backups, ended loads, probes, reads, writes, and the test itself.
@@ -46,15 +47,15 @@ class Ranks:
         clocks: Sequence[Callable[[], float]] | None = None,
         *,
         stages: int = 1,
-        timeout_s: float = PATIENCE_S,
+        patience_s: float = PATIENCE_S,
         at_once: bool = False,
         pages: tuple[int, int] = (26, 22),
     ) -> None:
-        self.places = places(stages, len(stores) // stages, timeout_s=timeout_s)
-        self.groups = [ThreadGroup.of(len(stores), timeout_s=timeout_s) for _ in range(6)]
+        self.places = places(stages, len(stores) // stages)
+        self.groups = [ThreadGroup.of(len(stores), timeout_s=PATIENCE_S) for _ in range(6)]
         self._options = options
         self._clocks = clocks
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._at_once = at_once
         self._pages = pages
         self.engines: list[Engine] = []
@@ -126,7 +127,7 @@ class Ranks:
             host_pages=host_pages,
             options=self._options,
             at_once=self._at_once,
-            ranks=Peers(place.sync, backups, loads, self._timeout_s),
+            ranks=Peers(place.sync, backups, loads, self._patience_s),
             groups=(probes, reads, writes),
             clock=self._clocks[place.rank] if self._clocks else lambda: 0.0,
         )

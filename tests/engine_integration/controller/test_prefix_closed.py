@@ -81,8 +81,8 @@ def test_what_is_stored_is_a_prefix_again_after_every_write_that_failed(seed: in
     engine.generate(PROMPT, chunk=16 * PAGE_TOKENS)
 
     for _ in range(100):
-        engine.controller.settle()
         engine.controller.step()
+        engine.controller.settle()
         pages = stored_pages(store.inner)
         assert pages == list(range(len(pages)))
     assert engine.counters["pages_not_written_back"] > 0

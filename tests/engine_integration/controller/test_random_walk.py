@@ -81,7 +81,7 @@ def test_where_there_is_room_for_everything_all_that_was_computed_is_found(seed:
     )
     walk = walk_of(seed, options, FlakyStore(MemoryStore()), pages=(600, 600))
     walk.keeps_all = True
-    del walk.actions[walk.reattach]
+    del walk.actions[walk.reattach], walk.actions[walk.flush_store]
 
     for _ in range(300):
         walk.step()

@@ -59,8 +59,8 @@ def test_f8_the_first_stage_stops_after_four_pages_while_the_second_holds_six_an
     ranks = Ranks(stores, options(prefetch_timeout_base_s=1.0, store_batch_pages=2), clocks, stages=2, pages=(64, 64))
     ranks.generate()
     ranks.restart()
-    gate = Gate()  # holds the fifth page back on both, so that the first stops while it is being read
-    for store in stores:
+    gates = [Gate(), Gate()]  # hold the fifth page back on both, so that the first stops while it is being read
+    for store, gate in zip(stores, gates, strict=True):
         (late,) = (info.key for info in store.list_keys() if info.key.startswith(HASHES[4]))
         store.rescript([Fault("read", "delay", key=late, gate=gate)])
     first, second = ranks.engines
@@ -79,9 +79,11 @@ def test_f8_the_first_stage_stops_after_four_pages_while_the_second_holds_six_an
 
     ranks.all(lambda rank: arrive(ranks.engines[rank]))
     await_acks(progress_of(first), 2)
+    assert gates[0].entered.wait(PATIENCE_S)
     now[1] = 99.0  # of no account: the first stage's clock decides
     assert go_on(first) == CachedTokens(store=4 * PAGE_TOKENS)
-    gate.open()
+    for gate in gates:
+        gate.open()
     await_acks(progress_of(second), 3)
     now[0] = 0.0
 
@@ -171,7 +173,7 @@ def test_f8_a_later_stage_that_polls_alone_parts_from_the_first(monkeypatch: pyt
 
 
 def test_a_later_stage_that_never_gets_what_the_first_has_taken_fails_and_says_which() -> None:
-    ranks = Ranks([MemoryStore() for _ in range(2)], options(), stages=2, timeout_s=0.2)
+    ranks = Ranks([MemoryStore() for _ in range(2)], options(), stages=2, patience_s=0.2)
     first, second = ranks.engines
     for engine in ranks.engines:
         engine.controller.arrive("r", PROMPT)

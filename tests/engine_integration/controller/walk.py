@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
 from hicache_storage.engine_integration.parallel.agree import Group, SingleRank, agree_all, agree_same
 from hicache_storage.engine_integration.radix import Node, reusable_pages
-from hicache_storage.errors import HiCacheError, TierFull
+from hicache_storage.errors import HiCacheError, RankFailure, TierFull
 from hicache_storage.layout import page_hashes, request_seed
 from hicache_storage.store import ObjectStore
 from tests.engine_integration.controller.engine import PAGE_TOKENS, Engine, prompt
@@ -64,6 +65,7 @@ class Walk:
             self.settle: 1,
             self.reattach: 1,
             self.flush: 2,
+            self.flush_store: 1,
         }
 
     def step(self) -> None:
@@ -175,6 +177,11 @@ class Walk:
             self.end(name)
         self.engine.controller.flush()
         assert (self.engine.device_slots.num_held, self.engine.host_slots.num_held) == (0, 0)
+
+    def flush_store(self) -> None:
+        """Empty the store, or as much of it as it takes."""
+        with suppress(RankFailure):
+            self.engine.controller.flush_store()
 
     def close(self) -> None:
         """End everything; the engine judges that nothing is left over."""

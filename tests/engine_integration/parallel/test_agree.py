@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,13 +22,18 @@ from hicache_storage.engine_integration.parallel.agree import (
 )
 from hicache_storage.engine_integration.parallel.thread_group import ThreadGroup
 from hicache_storage.errors import RankFailure, StoreFull
+from tests.engine_integration.parallel.deadlines import end_patience
 
 SIZES = [1, 2, 3, 5]
 PATIENCE_S = 60.0
 
 
-def on_all_ranks(size: int, part: Callable[[Group], object], *, timeout_s: float = PATIENCE_S) -> list[object]:
+def on_all_ranks(size: int, part: Callable[[Group], object]) -> list[object]:
     """Return what *part* returned or raised on each rank, run at the same time."""
+    return on_all(ThreadGroup.of(size, timeout_s=PATIENCE_S), part)
+
+
+def on_all(groups: Sequence[ThreadGroup], part: Callable[[Group], object]) -> list[object]:
 
     def run(group: ThreadGroup) -> object:
         try:
@@ -35,8 +41,8 @@ def on_all_ranks(size: int, part: Callable[[Group], object], *, timeout_s: float
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(size) as ranks:
-        return list(ranks.map(run, ThreadGroup.of(size, timeout_s=timeout_s)))
+    with ThreadPoolExecutor(len(groups)) as ranks:
+        return list(ranks.map(run, groups))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -109,6 +115,42 @@ def test_the_failing_rank_keeps_the_cause() -> None:
     assert result.__cause__ is cause
 
 
+def test_what_no_library_should_raise_is_a_failure_of_its_rank_like_any_other() -> None:
+    """An SDK's panic or cancellation is no `Exception`; the rank that it hits must not part from the others for that."""
+
+    def part(group: Group) -> int:
+        def local() -> int:
+            if group.rank:
+                raise asyncio.CancelledError("planted")
+            return 0
+
+        return agree_min(group, "step", local)
+
+    for result in on_all_ranks(2, part):
+        assert isinstance(result, RankFailure)
+        assert result.reasons == {1: "CancelledError: planted"}
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_process_stays_what_it_is_where_it_hits_and_the_others_hear_of_it(end: type[BaseException]) -> None:
+    def part(group: Group) -> object:
+        def local() -> int:
+            if group.rank:
+                raise end
+            return 0
+
+        try:
+            return agree_min(group, "step", local)
+        except (KeyboardInterrupt, SystemExit) as ended:
+            return type(ended)
+
+    other, hit = on_all_ranks(2, part)
+
+    assert hit is end
+    assert isinstance(other, RankFailure)
+    assert end.__name__ in other.reasons[1]
+
+
 def test_a_reason_is_cut_not_lost_and_never_broken_in_mid_character() -> None:
     def part(group: Group) -> int:
         def local() -> int:
@@ -155,11 +197,14 @@ def test_an_answer_that_is_not_the_same_names_everybodys() -> None:
         assert result.reasons == {0: "says 100", 1: "says 101"}
 
 
-def test_a_rank_that_never_comes_is_named_on_the_others() -> None:
+def test_a_rank_that_never_comes_is_named_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ThreadGroup.of(3, timeout_s=PATIENCE_S)
+    end_patience(monkeypatch, groups[0], came=2)
+
     def part(group: Group) -> object:
         return None if group.rank == 1 else agree_min(group, "step", lambda: 1)
 
-    first, absent, last = on_all_ranks(3, part, timeout_s=0.2)
+    first, absent, last = on_all(groups, part)
 
     assert absent is None
     for result in (first, last):

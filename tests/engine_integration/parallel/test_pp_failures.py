@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from hicache_storage.errors import RankFailure, StoreFull
+from tests.engine_integration.parallel.deadlines import SHORT_S
 from tests.engine_integration.parallel.pipeline import PATIENCE_S, SHAPES, Place, on_all, places
 
 STEPS = 3
@@ -63,13 +64,32 @@ def test_a_rank_that_is_gone_is_named_by_whoever_waits_for_it(num_stages: int, t
 
 
 def test_a_message_that_does_not_come_in_time_names_the_stage_on_all_behind_it() -> None:
-    ranks = places(4, 1, timeout_s=0.2)
+    ranks = places(4, 1)
+    pipe = ranks[1].link._before
+    assert pipe is not None
+    pipe._timeout_s = SHORT_S
 
     results = on_all(ranks[1:], lambda place: place.sync.agree("acks", lambda: (1,), 1))
 
     for failure in results:
         assert isinstance(failure, RankFailure)
         assert failure.reasons == {0: "stage 0 sent nothing in time, or is gone"}
+
+
+def test_each_stage_gives_up_before_the_one_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So whoever misses a message has the time to say so to whoever misses the next one."""
+    waited_s: list[float] = []
+
+    def wait(_: threading.Condition, __: object, timeout_s: float) -> bool:
+        waited_s.append(timeout_s)
+        return False
+
+    monkeypatch.setattr(threading.Condition, "wait_for", wait)
+    for place in places(4, 1, timeout_s=2.0)[1:]:
+        with pytest.raises(RankFailure, match=f"stage {place.stage - 1} sent nothing in time"):
+            place.link.receive("acks")
+
+    assert waited_s == [2.0, 4.0, 6.0]
 
 
 def test_the_reason_is_cut_not_lost() -> None:
