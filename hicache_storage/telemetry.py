@@ -51,6 +51,9 @@ ADAPTER_FAILED = "adapter_failed"
 STORE_CALL = "store_call"
 """Prefix of the times of calls to a store, by operation and result: ``store_call.read.done``, ``store_call.read.StoreUnavailable``."""
 
+STORE_METRICS = "store_metrics"
+"""Prefix of what the layer ``metrics`` around a store counts, see `hicache_storage.middleware.StoreMetrics.counts`."""
+
 TIMES = "times"
 """What `Counters.times` puts in front of every name."""
 

@@ -25,11 +25,12 @@ from hicache_storage.engine_integration.reference_engine.messages import (
 )
 from hicache_storage.engine_integration.reference_engine.model import kv_dtype, load_stage
 from hicache_storage.engine_integration.reference_engine.peers import Peers
+from hicache_storage.engine_integration.reference_engine.rank_names import reasons_by_name
 from hicache_storage.engine_integration.reference_engine.rank_tiers import RankTiers
 from hicache_storage.engine_integration.reference_engine.scheduler import Limits, Scheduler
 from hicache_storage.engine_integration.reference_engine.sizes import kv_shape
 from hicache_storage.engine_integration.reference_engine.store_parts import store_role
-from hicache_storage.errors import ConfigError, HiCacheError, RankFailure
+from hicache_storage.errors import AccessDenied, ConfigError, HiCacheError, RankFailure
 from hicache_storage.telemetry import Counters
 
 
@@ -142,19 +143,24 @@ class EngineRank:
     def _attach(self, command: Attach) -> None:
         target = StoreTarget(backend=command.backend, extra_config=command.extra_config)
         try:
-            self.tiers.attach(target)
+            self.tiers.attach(target, must_answer=command.must_answer)
         except HiCacheError as error:
-            own = error.__cause__ if isinstance(error, RankFailure) else error
-            is_wrong = isinstance(own, ConfigError)
-            # What is wrong is wrong for all ranks alike; of anything else it matters which rank says it.
-            reason = str(own if is_wrong else error)
-            self._events.append(Answered(command.command_id, reason, is_wrong_config=is_wrong))
+            self._events.append(self._not_attached(command.command_id, error))
         else:
             self._events.append(Answered(command.command_id))
 
+    def _not_attached(self, command_id: int, error: HiCacheError) -> Answered:
+        own = error.__cause__ if isinstance(error, RankFailure) else error
+        if isinstance(error, RankFailure) and not isinstance(own, ConfigError):
+            reason = reasons_by_name(error, self._peers.topology)
+        else:
+            # What is wrong is wrong for all ranks alike; of anything else it matters which rank says it.
+            reason = str(own)
+        return Answered(command_id, reason, is_wrong_config=isinstance(own, ConfigError | AccessDenied))
+
     def _report(self) -> dict[str, int]:
         """Return what all ranks have counted together, and how things stand."""
-        mine = msgspec.msgpack.encode(self._counters.snapshot() | self._counters.times())
+        mine = msgspec.msgpack.encode(self._counters.snapshot() | self._counters.times() | self.tiers.store_metrics())
         total: Counter[str] = Counter()
         for theirs in self._peers.gather(mine):
             total.update(msgspec.msgpack.decode(theirs, type=dict[str, int]))

@@ -14,6 +14,7 @@ from hicache_storage.layout import Topology
 
 CacheTiers: TypeAlias = Literal["off", "device", "host"]
 KeyScheme: TypeAlias = Literal["unified", "rank-suffix"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class StoreTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             those that compare ranks.
         rank_consensus: whether ranks are compared, and what happens when they differ; None as the environment says.
         rank_consensus_log_folder: where each rank writes what was compared; None as the environment says.
+        log_level: least level of what a rank logs; ``debug`` is for this package, other libraries log from ``info`` on.
     """
 
     model_id: str
@@ -89,6 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     background_timeout_s: float = 600.0
     rank_consensus: Mode | None = None
     rank_consensus_log_folder: str | None = None
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.random is None):

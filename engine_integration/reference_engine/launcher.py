@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_storage.engine_integration.reference_engine import outcome
-from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, decode_config
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, LogLevel, decode_config
 from hicache_storage.engine_integration.reference_engine.frames import FrameWriter, read_frame
 from hicache_storage.engine_integration.reference_engine.outcome import Broken, Ended
 from hicache_storage.engine_integration.reference_engine.rank import RankPipes, run_rank
@@ -95,8 +95,17 @@ def _be_rank(config: EngineConfig, rank: int, pipes: RankPipes, log: Path) -> in
     # Whatever a library prints belongs into the log, not between the events.
     os.dup2(output, 1)
     os.dup2(output, 2)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {log.stem} %(levelname)s %(name)s %(message)s")
+    _log_from(config.log_level, log.stem)
     return run_rank(config, rank, RankPipes(pipes.commands, events, pipes.last_words, pipes.rendezvous))
+
+
+def _log_from(level: LogLevel, name: str) -> None:
+    """Log to stderr, as the rank *name*, whatever is of *level* or above."""
+    logging.basicConfig(level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(name)s %(message)s")
+    if level == "debug":
+        # SDKs of stores write the headers of their requests at that level, credentials included.
+        logging.getLogger().setLevel(logging.INFO)
+        logging.getLogger("hicache_storage").setLevel(logging.DEBUG)
 
 
 def _watch(children: list[_Child]) -> Ended:

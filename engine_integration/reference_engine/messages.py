@@ -54,11 +54,13 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         backend: a registered name, URL or ``module:Class``.
         extra_config: JSON of its options.
+        must_answer: only if it has answered every rank; otherwise it may come later.
     """
 
     command_id: int
     backend: str
     extra_config: str | None = None
+    must_answer: bool = False
 
 
 class Detach(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -11,7 +13,7 @@ from hicache_storage.engine_integration.page_store import PageStore
 from hicache_storage.engine_integration.parallel.agree import Group, agree_made
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
 from hicache_storage.engine_integration.reference_engine.peers import Peers
-from hicache_storage.engine_integration.reference_engine.store_parts import StoreRole, open_target
+from hicache_storage.engine_integration.reference_engine.store_parts import StoreRole, check_answers, open_target
 from hicache_storage.engine_integration.store_tier.page_group import PageGroup, Part
 from hicache_storage.engine_integration.tiers.agreed_size import agree_host_pages
 from hicache_storage.engine_integration.tiers.host import HostPool
@@ -20,6 +22,7 @@ from hicache_storage.engine_integration.tiers.slots import PageAllocator
 from hicache_storage.engine_integration.transfer import Backup, Load
 from hicache_storage.errors import ConfigError
 from hicache_storage.kernels import DevicePool
+from hicache_storage.middleware import MetricsLayer
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import Counters
 
@@ -27,6 +30,8 @@ _DEFAULT_RATIO = 2.0
 """Host pages for each device page where no size is given, as SGLang has it."""
 
 _NEVER = 1 << 40
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class RankTiers:
         self._peers = peers
         self._counters = counters
         self._attached: _Attached | None = None
+        self._metrics_of_past_stores: Counter[str] = Counter()
         self._host: _Host | None = None
         self.device = PageAllocator(pool.num_pages)
         self.host = PageAllocator(1)
@@ -102,12 +108,12 @@ class RankTiers:
             pools = Pools(self.device, self.host, self._host.backup, self._host.load)
         self.controller = Controller(config.page_tokens, pools, options=options, ranks=peers.ranks, counters=counters)
 
-    def attach(self, target: StoreTarget) -> None:
+    def attach(self, target: StoreTarget, *, must_answer: bool = False) -> None:
         """Use a store from now on.
 
         Raises:
             ConfigError: there is one already, or no host tier.
-            RankFailure: a rank could not open it; no rank uses it then.
+            RankFailure: a rank could not open it, or it *must_answer* and did not answer one; no rank uses it then.
         """
         if self._host is None:
             raise ConfigError("this engine has no host tier, and a store is reached through it alone")
@@ -115,7 +121,10 @@ class RankTiers:
             raise ConfigError("a store is attached already; detach it first")
         host = self._host.pool
         opened = agree_made(
-            self._peers.group, "attach", lambda: self._open(target, host), lambda opened: _give_up(opened.store, host)
+            self._peers.group,
+            "attach",
+            lambda: self._open(target, host, must_answer=must_answer),
+            lambda opened: _give_up(opened.store, host),
         )
         with ExitStack() as undo:
             undo.callback(_give_up, opened.store, host)
@@ -131,7 +140,13 @@ class RankTiers:
         self.controller.detach()
         if attached is not None and self._host is not None:
             self._peers.drop_groups(attached.groups)
+            self._metrics_of_past_stores.update(_metrics(attached.store))
             _give_up(attached.store, self._host.pool)
+
+    def store_metrics(self) -> dict[str, int]:
+        """Return what the layer ``metrics`` around this rank's stores has counted since the start."""
+        now = {} if self._attached is None else _metrics(self._attached.store)
+        return dict(self._metrics_of_past_stores + Counter(now))
 
     def close(self) -> None:
         """Bring what is under way to its end, and give everything back."""
@@ -141,11 +156,13 @@ class RankTiers:
         if self._host is not None:
             self._host.close()
 
-    def _open(self, target: StoreTarget, host: HostPool) -> _Opened:
+    def _open(self, target: StoreTarget, host: HostPool, *, must_answer: bool) -> _Opened:
         """Return the store, open, with access to the host's memory, and this rank's pages in it."""
         role, writes = self._role, self._role.is_elected and self._role.can_write
         store = open_target(target)
         try:
+            if must_answer:
+                check_answers(store, role.namespace)
             client = PageStore(store, role.namespace, role.layout, read_only=not writes, counters=self._counters)
             host.attach(store)
         except BaseException:
@@ -171,9 +188,17 @@ class RankTiers:
         return agree_host_pages(self._peers.group, config.page_tokens, local)
 
 
+def _metrics(store: ObjectStore) -> dict[str, int]:
+    return store.metrics.counts() if isinstance(store, MetricsLayer) else {}
+
+
 def _give_up(store: ObjectStore, host: HostPool) -> None:
-    host.detach(store)
-    store.close()
+    """Use *store* no more: an error of its end is this rank's alone and comes too late to change anything."""
+    try:
+        host.detach(store)
+        store.close()
+    except Exception:  # noqa: BLE001 - the SDK of any store, which may end in any way
+        _log.warning("a store that is used no more did not close in order", exc_info=True)
 
 
 def _device_only(tiers: TierOptions) -> TierOptions:

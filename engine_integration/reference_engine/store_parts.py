@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hicache_storage.config import Setting, load_extra_config
+from hicache_storage.deadline import within
+from hicache_storage.engine_integration.page_store import descriptor_key
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, StoreTarget
+from hicache_storage.errors import CorruptObject, RangeError
 from hicache_storage.layout import Grid, GridPlan, KVShape, Namespace, Shard, ShardLayout, Topology, Variant, plan_grid
+from hicache_storage.middleware import GuardLayer
 from hicache_storage.registry import resolve_store
 from hicache_storage.store import ObjectStore
 
@@ -14,6 +19,9 @@ _BREAKER_FAILURES = 3
 """Calls in a row that found no store, after which an engine asks it only now and then."""
 
 _BREAKER = "middleware.breaker_failures"
+
+_ANSWER_S = 10.0
+"""The engine stands still while a store is asked for its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,19 @@ def open_target(target: StoreTarget) -> ObjectStore:
     if all(setting.name != _BREAKER for setting in resolved.settings):
         resolved = replace(resolved, middleware=replace(resolved.middleware, breaker_failures=_BREAKER_FAILURES))
     return resolved.open()
+
+
+def check_answers(store: ObjectStore, namespace: Namespace) -> None:
+    """Return once *store* has said something about *namespace*, whatever it is.
+
+    Raises:
+        StoreError: it has not, within its own deadline or 10 s.
+    """
+    bounded = store if store.capabilities.keeps_deadline else GuardLayer(store, _ANSWER_S)
+    # That what is stored is damaged is an answer too.
+    with within(_ANSWER_S), suppress(CorruptObject, RangeError):
+        # A read says more than a lookup: S3 does not tell by the latter that there is no such bucket.
+        bounded.read_into(descriptor_key(namespace.digest), 0, [bytearray(1)])
 
 
 def _own_layout(shape: KVShape, shard: Shard) -> ShardLayout:

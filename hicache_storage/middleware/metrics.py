@@ -11,7 +11,9 @@ from typing import TypeVar
 
 from hicache_storage.errors import StoreError
 from hicache_storage.middleware.layer import Layer, built_once
+from hicache_storage.middleware.metrics_text import BUCKETS_S, prometheus_text
 from hicache_storage.store import ObjectStore
+from hicache_storage.telemetry import STORE_METRICS
 from hicache_storage.types import (
     ObjectWrite,
     Outcome,
@@ -25,8 +27,6 @@ from hicache_storage.types import (
 
 T = TypeVar("T")
 R = TypeVar("R", RangeRead, ObjectWrite, str)
-
-BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class StoreMetrics:
@@ -58,41 +58,24 @@ class StoreMetrics:
                 shown[op] |= {result: count for (name, result), count in self._results.items() if name == op}
             return shown
 
+    def counts(self) -> dict[str, int]:
+        """Return everything as numbers that those of other ranks and stores may be added to, name by name.
+
+        Behind ``store_metrics.`` they are ``requests.<op>.<result>.<backend>``, ``bytes.<op>.<backend>``, and
+        ``seconds.<op>.<n>.<backend>``, the calls in the n-th bucket of `BUCKETS_S` or behind the last of them, with the
+        microseconds of all as ``seconds.<op>.us.<backend>``.
+        """
+        with self._lock:
+            found = {f"requests.{op}.{result}": count for (op, result), count in self._results.items()}
+            found |= {f"bytes.{op}": nbytes for op, nbytes in self._nbytes.items()}
+            for op, buckets in self._latency.items():
+                found |= {f"seconds.{op}.{at}": count for at, count in enumerate(buckets)}
+                found[f"seconds.{op}.us"] = round(self._latency_sum_s[op] * 1e6)
+        return {f"{STORE_METRICS}.{name}.{self.backend}": count for name, count in found.items() if count}
+
     def prometheus_text(self) -> str:
         """Return everything in Prometheus' text format."""
-        with self._lock:
-            lines = [
-                "# HELP hicache_store_requests_total Requests by operation and result.",
-                "# TYPE hicache_store_requests_total counter",
-                *(
-                    f'hicache_store_requests_total{{{self._labels(op)},result="{result}"}} {count}'
-                    for (op, result), count in sorted(self._results.items())
-                ),
-                "# HELP hicache_store_bytes_total Bytes read or written.",
-                "# TYPE hicache_store_bytes_total counter",
-                *(
-                    f"hicache_store_bytes_total{{{self._labels(op)}}} {n}"
-                    for op, n in sorted(self._nbytes.items())
-                    if n
-                ),
-                "# HELP hicache_store_seconds Time of a call; a batch is one call.",
-                "# TYPE hicache_store_seconds histogram",
-            ]
-            for op in sorted(self._latency):
-                lines += self._histogram(op)
-            return "\n".join(lines) + "\n"
-
-    def _histogram(self, op: str) -> list[str]:
-        lines, below = [], 0
-        for limit, count in zip([*map(str, BUCKETS_S), "+Inf"], self._latency[op], strict=True):
-            below += count
-            lines.append(f'hicache_store_seconds_bucket{{{self._labels(op)},le="{limit}"}} {below}')
-        lines.append(f"hicache_store_seconds_sum{{{self._labels(op)}}} {self._latency_sum_s[op]:.6f}")
-        lines.append(f"hicache_store_seconds_count{{{self._labels(op)}}} {below}")
-        return lines
-
-    def _labels(self, op: str) -> str:
-        return f'backend="{self.backend}",op="{op}"'
+        return prometheus_text(self.counts())
 
 
 class MetricsLayer(Layer):

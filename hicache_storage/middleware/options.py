@@ -38,7 +38,10 @@ class MiddlewareOptions:
         parse=parse_nbytes,
     )
     breaker_failures: int | None = option(None, doc="unreachable calls in a row after which calls fail at once")
-    breaker_open_s: float = option(1.0, doc="seconds until an open breaker lets a probe through; doubles up to 30 s")
+    breaker_open_s: float = option(1.0, doc="seconds until an open breaker lets a probe through; doubles")
+    breaker_max_open_s: float = option(
+        30.0, doc="seconds up to which that doubles, and so how long a store that is back may stay unused"
+    )
     deadline_s: float | None = option(None, doc="seconds that an operation may take in all, retries included")
     retry_attempts: int = option(1, doc="how often an operation is tried in all; 1 = no retries")
     retry_base_s: float = option(0.05, doc="mean pause before the first retry, in seconds; doubles, with full jitter")
@@ -56,7 +59,7 @@ class MiddlewareOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"middleware option {name} = {value}: expected at least 1")
-        for name in ("breaker_open_s", "deadline_s", "retry_base_s"):
+        for name in ("breaker_open_s", "breaker_max_open_s", "deadline_s", "retry_base_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= TIMEOUT_MAX:
                 raise ConfigError(f"middleware option {name} = {value}: expected seconds above 0")
@@ -79,7 +82,12 @@ def wrap(store: ObjectStore, options: MiddlewareOptions) -> ObjectStore:
     if options.deadline_s is not None:
         store = DeadlineLayer(store, options.deadline_s)
     if options.breaker_failures is not None:
-        store = BreakerLayer(store, failures=options.breaker_failures, open_s=options.breaker_open_s)
+        store = BreakerLayer(
+            store,
+            failures=options.breaker_failures,
+            open_s=options.breaker_open_s,
+            max_open_s=options.breaker_max_open_s,
+        )
     if options.read_budget_nbytes is not None:
         store = ReadBudgetLayer(store, options.read_budget_nbytes)
     if options.write_budget_nbytes is not None:

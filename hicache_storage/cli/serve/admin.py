@@ -14,9 +14,9 @@ from aiohttp import web
 from hicache_storage.cli.serve import schema
 from hicache_storage.cli.serve.api_error import ApiError, unavailable
 from hicache_storage.cli.serve.body import read_body
-from hicache_storage.cli.serve.link import EngineLink
+from hicache_storage.cli.serve.link import ENGINE_TIMEOUT, EngineLink
 from hicache_storage.cli.serve.schema import AttachBody
-from hicache_storage.cli.serve.store_state import StoreState, describe_store
+from hicache_storage.cli.serve.store_state import StoreState, describe_store, without_userinfo
 from hicache_storage.config import Secret
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Command, Detach, Flush
 from hicache_storage.errors import HiCacheError
@@ -113,7 +113,7 @@ class Admin:
                 state = await asyncio.to_thread(describe_store, backend, extra_config)
             except HiCacheError as error:
                 raise ApiError(str(error), param="backend", code="invalid_store") from error
-            await self._do(lambda command_id: Attach(command_id, backend, extra_config), _timeout_of(request))
+            await self._attach(backend, extra_config, body.must_answer, _timeout_of(request))
             self._store = state
         return self._state()
 
@@ -127,13 +127,23 @@ class Admin:
             self._store = None
         return self._state()
 
+    async def _attach(self, backend: str, extra_config: str | None, must_answer: bool, timeout_s: float) -> None:
+        try:
+            await self._do(lambda command_id: Attach(command_id, backend, extra_config, must_answer), timeout_s)
+        except ApiError as error:
+            if error.code == ENGINE_TIMEOUT:
+                # It may be attached later, when this server says that it is not.
+                self._link.tell(Detach)
+            raise
+
     async def _do(self, make: Callable[[int], Command], timeout_s: float) -> None:
         answer = await self._link.ask(make, timeout_s=timeout_s)
         if answer.error is None:
             return
+        reason = without_userinfo(answer.error)
         if answer.is_wrong_config:
-            raise ApiError(answer.error, param="backend", code="invalid_store")
-        raise unavailable(answer.error, code="not_done")
+            raise ApiError(reason, param="backend", code="invalid_store")
+        raise unavailable(reason, code="not_done")
 
     def _state(self) -> web.Response:
         store = self._store

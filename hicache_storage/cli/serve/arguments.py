@@ -10,10 +10,18 @@ import msgspec
 
 from hicache_storage.cli.options import add_option_flag
 from hicache_storage.cli.serve.options import HOST_LAYOUT, IO_BACKEND, ServeOptions
-from hicache_storage.config import Setting, default_backend, from_mapping, load_extra_config, resolve
+from hicache_storage.config import (
+    Setting,
+    default_backend,
+    from_mapping,
+    load_extra_config,
+    refuse_unknown_variables,
+    resolve,
+)
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.reference_engine.engine_config import StoreTarget
 from hicache_storage.errors import ConfigError
+from hicache_storage.registry import known_backends
 
 _SOURCE = "the command line"
 _NEEDS_HIERARCHY = (
@@ -56,8 +64,10 @@ def read_settings(args: argparse.Namespace) -> Settings:
     """Return what the flags and the environment say together.
 
     Raises:
-        ConfigError: a value does not fit, or two flags contradict each other; the message names both.
+        ConfigError: a value does not fit, two flags contradict each other, of which the message names both, or a
+            variable of the environment names no option.
     """
+    _check_variables()
     options, _ = resolve(ServeOptions, "serve", [from_mapping(_given(args, ServeOptions), _SOURCE)])
     tiers = _given(args, TierOptions)
     _check_hierarchy(options, [*_given(args, ServeOptions), *tiers])
@@ -73,6 +83,13 @@ def flag_of(name: str) -> str:
     aliases = {field.name: field.metadata["aliases"] for field in dataclasses.fields(TierOptions)}
     shown = next((alias for alias in aliases.get(name, ()) if alias.startswith("hicache_")), name)
     return f"--{shown.replace('_', '-')}"
+
+
+def _check_variables() -> None:
+    """Refuse a mistyped variable of the environment: it would be without effect."""
+    others = list(known_backends())
+    for options_type, section in ((ServeOptions, "serve"), (TierOptions, "tier")):
+        refuse_unknown_variables(section, [field.name for field in dataclasses.fields(options_type)], others)
 
 
 def _given(args: argparse.Namespace, options_type: type[ServeOptions | TierOptions]) -> dict[str, object]:

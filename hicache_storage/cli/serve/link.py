@@ -28,6 +28,9 @@ from hicache_storage.errors import HiCacheError
 _log = logging.getLogger(__name__)
 
 _Stream: TypeAlias = "asyncio.Queue[Token | ApiError]"
+ENGINE_TIMEOUT = "engine_timeout"
+"""Code of the error for a command that was not answered in time; the engine may carry it out later."""
+
 _UNEXPECTED_END = "its events ended unexpectedly"
 
 
@@ -93,9 +96,13 @@ class EngineLink:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise unavailable(f"the engine did not answer within {timeout_s:g} s", code="engine_timeout") from None
+            raise unavailable(f"the engine did not answer within {timeout_s:g} s", code=ENGINE_TIMEOUT) from None
         finally:
             del self._answers[command_id]
+
+    def tell(self, make: Callable[[int], Command]) -> None:
+        """Have the engine carry out the command that *make* makes of its id, behind all others; nobody waits for it."""
+        self._send(make(next(self._command_ids)))
 
     def end_requests(self, error: ApiError) -> None:
         """End every request that runs with *error*, and abort it in the engine."""

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from hicache_storage import telemetry
 from hicache_storage.cli.serve.usage import Usage
+from hicache_storage.middleware.metrics_text import prometheus_text
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,7 +81,8 @@ class Metrics:
         self._engine_up.set(counters is not None)
         engine = CollectorRegistry()
         engine.register(_EngineCounters(counters or {}))
-        return generate_latest(self._registry) + generate_latest(engine)
+        of_stores = prometheus_text(counters or {})
+        return generate_latest(self._registry) + generate_latest(engine) + of_stores.encode()
 
     def _histogram(self, name: str, doc: str) -> Histogram:
         return Histogram(f"{_PREFIX}_{name}", doc, ["endpoint"], buckets=_SECONDS, registry=self._registry)
@@ -91,7 +93,8 @@ class _EngineCounters(Collector):
 
     ``read_failed.StoreFull`` becomes ``hicache_engine_read_failed_total{cause="StoreFull"}``, ``now.host_pages``, which
     goes up and down, the gauge ``hicache_engine_host_pages``. ``times.store_call.read.done.500``, how often it took how
-    long, becomes part of the histogram ``hicache_engine_store_call_seconds{op="read",result="done"}``.
+    long, becomes part of the histogram ``hicache_engine_store_call_seconds{op="read",result="done"}``. What the layer
+    ``metrics`` counted is left to `prometheus_text`.
     """
 
     def __init__(self, counters: Mapping[str, int]) -> None:
@@ -102,6 +105,8 @@ class _EngineCounters(Collector):
         times: dict[str, dict[str, int]] = defaultdict(dict)
         for name, count in sorted(self._counters.items()):
             event, _, label = name.partition(".")
+            if event == telemetry.STORE_METRICS:
+                continue
             if event == telemetry.TIMES:
                 timed, bound = label.rsplit(".", 1)
                 times[timed][bound] = count

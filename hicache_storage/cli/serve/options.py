@@ -8,6 +8,7 @@ from typing import Literal
 
 from hicache_storage.config import Secret, check_fields, option, parse_seconds, whole_number
 from hicache_storage.engine_integration.consensus.options import Mode
+from hicache_storage.engine_integration.reference_engine.engine_config import LogLevel
 from hicache_storage.engine_integration.reference_engine.model_folder import default_cache
 
 KeyScheme = Literal["unified", "rank-suffix"]
@@ -77,8 +78,10 @@ class ServeOptions:
     )
     record_requests: Path | None = option(None, doc="new file for a trace of the requests that hicache replay reads")
     log_folder: Path | None = option(None, doc="folder for a log of each rank; default: one that is removed at the end")
-    log_level: Literal["debug", "info", "warning", "error"] | None = option(
-        None, doc="least level that is logged, debug, info, warning or error; default: warning, or as -v says"
+    log_level: LogLevel | None = option(
+        None,
+        doc="least level that is logged, debug, info, warning or error; default: warning, or as -v says, and info in the "
+        "logs of the ranks",
     )
 
     rank_consensus: Mode | None = option(

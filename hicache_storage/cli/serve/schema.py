@@ -131,12 +131,14 @@ class AttachBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         extra_config: the backend's options, as an object or as a flag takes them.
+        must_answer: attach nothing that does not answer every rank; False for a store that comes later.
     """
 
     backend: str | None = None
     extra_config: dict[str, object] | str | None = None
     hicache_storage_backend: str | None = None
     hicache_storage_backend_extra_config_json: str | None = None
+    must_answer: bool = True
 
 
 def parse(data: bytes, body_type: type[T]) -> T:

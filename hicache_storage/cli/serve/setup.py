@@ -107,6 +107,7 @@ def _engine_config(settings: Settings, source: ModelSource, kv_dtype: str, grid:
         head_partition=None if grid is None else grid.head_partition,
         writes_store=not options.hicache_storage_read_only,
         rank_consensus=options.rank_consensus,
+        log_level=options.log_level or "info",
     )
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from hicache_storage.config import load_extra_config
 from hicache_storage.registry import ResolvedStore, resolve_store
 
-_USERINFO = re.compile(r"://[^/@\s]*@")
+_USERINFO = re.compile(r"://\S*@")
+_CUT_OFF = re.compile(r"://[^/\s]*$")
+"""The end of a text that may have been cut off within a URL, in front of its ``@``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,8 @@ def describe_store(backend: str, extra_config: str | None) -> StoreState:
         ConfigError: no such backend, or an option is wrong.
     """
     return StoreState.of(resolve_store(backend, load_extra_config(extra_config) if extra_config else {}))
+
+
+def without_userinfo(text: str) -> str:
+    """Return *text*, which somebody else wrote and may have cut off, without the users and passwords of URLs in it."""
+    return _CUT_OFF.sub("://***", _USERINFO.sub("://***@", text))

@@ -36,8 +36,15 @@ COUNTERS = {
     "times.store_call.read.done.us": 610_000,
     "times.store_call.read.StoreUnavailable.more": 1,
     "times.store_call.read.StoreUnavailable.us": 31_000_000,
+    "store_metrics.requests.read.hit.file": 6,
+    "store_metrics.requests.read.CorruptObject.file": 1,
+    'store_metrics.requests.exists.miss.a.b"c': 4,
+    "store_metrics.bytes.read.file": 4096,
+    "store_metrics.seconds.read.0.file": 2,
+    "store_metrics.seconds.read.14.file": 1,
+    "store_metrics.seconds.read.us.file": 11_500_000,
 }
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class FakeEngine:
@@ -49,12 +56,14 @@ class FakeEngine:
     Attributes:
         commands: everything that was sent, in order.
         stuck: set when a command waits for an engine that takes none.
+        refuses_stores: why no store is attached; None if any is.
     """
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.closed = threading.Event()
         self.stuck = threading.Event()
+        self.refuses_stores: str | None = None
         self._events: SimpleQueue[Event | HiCacheError | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._held: dict[str, Generate] = {}
@@ -121,6 +130,8 @@ class FakeEngine:
                     self._events.put(Token(command.request_id, -1, "abort"))
             case Report():
                 self._events.put(Answered(command.command_id, counters=COUNTERS))
+            case Attach() if self.refuses_stores is not None:
+                self._events.put(Answered(command.command_id, error=self.refuses_stores))
             case Attach() if "broken" in (command.extra_config or ""):
                 self._events.put(Answered(command.command_id, error="the store cannot be reached"))
             case Attach() if "unfit" in (command.extra_config or ""):

@@ -23,7 +23,7 @@ from tests.cli.serve.toy_tokenizer import VOCAB_SIZE, ToyTokenizer
 
 MODEL = "toy"
 CONTEXT_TOKENS = 200
-_PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RunningServer:
 
     def call(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Return the answer to one request; *body* is sent as JSON unless it is bytes."""
-        connection = http.client.HTTPConnection(*self.address, timeout=_PATIENCE_S)
+        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
         try:
             data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             connection.request(method, path, data, dict(headers or {}))
@@ -95,7 +95,7 @@ class RunningServer:
 
     def wait(self) -> int:
         """Return the exit status of a server that stops."""
-        self.thread.join(_PATIENCE_S)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
         return self.status[0]
 
@@ -110,7 +110,7 @@ class Options:
     store: StoreState | None = None
     may_attach: bool = True
     record_path: Path | None = None
-    drain_timeout_s: float = 20.0
+    drain_timeout_s: float = PATIENCE_S
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def running(options: Options | None = None) -> Iterator[RunningServer]:
     started: SimpleQueue[RunningServer | Exception] = SimpleQueue()
     thread = threading.Thread(target=lambda: _run(engine, options, started), daemon=True)
     thread.start()
-    server = started.get(timeout=_PATIENCE_S)
+    server = started.get(timeout=PATIENCE_S)
     if isinstance(server, Exception):
         raise server
     server.thread = thread

@@ -86,6 +86,36 @@ def test_store_that_the_engine_cannot_open_is_not_attached(server: RunningServer
     assert server.call("GET", STORE).json() == NO_STORE
 
 
+def test_store_has_to_answer_unless_the_client_says_otherwise(server: RunningServer, tmp_path: Path) -> None:
+    for said in ({}, {"must_answer": True}, {"must_answer": False}):
+        server.call("PUT", STORE, {"backend": f"file://{tmp_path}", **said})
+        server.call("DELETE", STORE)
+
+    assert [command.must_answer for command in server.engine.wait_for(Attach, 3)] == [True, True, False]
+
+
+def test_store_that_is_attached_too_late_is_detached_again(server: RunningServer, tmp_path: Path) -> None:
+    server.engine.be_mute()
+
+    reply = server.call("PUT", f"{STORE}?timeout=0.05", {"backend": f"file://{tmp_path}"})
+
+    assert (reply.status, reply.error()["code"]) == (503, "engine_timeout")
+    assert len(server.engine.wait_for(Detach)) == 1
+    assert [type(command) for command in server.engine.commands] == [Attach, Detach]
+    assert server.call("GET", STORE).json() == NO_STORE
+
+
+@pytest.mark.parametrize("why", ["redis://u:hunter2@kv:1/0 is down", "a text that ends within redis://u:hunter2"])
+def test_secrets_in_what_ranks_say_of_a_store_are_not_passed_on(server: RunningServer, why: str) -> None:
+    server.engine.refuses_stores = why
+
+    reply = server.call("PUT", STORE, {"backend": "redis://u:hunter2@kv:1"})
+
+    assert reply.status == 503
+    assert "redis://***" in str(reply.error()["message"])
+    assert b"hunter2" not in reply.body
+
+
 def test_store_that_is_wrong_is_the_clients_fault(server: RunningServer) -> None:
     reply = server.call("PUT", STORE, {"backend": "file", "extra_config": {"path": "/unfit"}})
 

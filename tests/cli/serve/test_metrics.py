@@ -89,6 +89,29 @@ def test_calls_to_the_store_are_histograms_by_operation_and_result(server: Runni
     assert (of("count", "done"), of("sum", "done"), of("sum", "StoreUnavailable")) == (5, 0.61, 31)
 
 
+def test_what_the_layer_metrics_counted_is_there_by_backend_operation_and_result(server: RunningServer) -> None:
+    found = samples(server)
+
+    def of(name: str, backend: str, op: str, *more: tuple[str, str]) -> float:
+        return found[f"hicache_store_{name}", tuple(sorted([("backend", backend), ("op", op), *more]))]
+
+    assert of("requests_total", "file", "read", ("result", "hit")) == 6
+    assert of("requests_total", "file", "read", ("result", "CorruptObject")) == 1
+    assert of("requests_total", 'a.b"c', "exists", ("result", "miss")) == 4
+    assert of("bytes_total", "file", "read") == 4096
+    assert [of("seconds_bucket", "file", "read", ("le", le)) for le in ("0.0005", "10.0", "+Inf")] == [2, 2, 3]
+    assert (of("seconds_count", "file", "read"), of("seconds_sum", "file", "read")) == (3, 11.5)
+    assert not any("store_metrics" in name for name, _ in found)
+
+
+def test_what_the_layer_metrics_counted_says_what_it_is(server: RunningServer) -> None:
+    text = server.call("GET", "/metrics").body.decode()
+
+    for name, kind in (("requests_total", "counter"), ("bytes_total", "counter"), ("seconds", "histogram")):
+        assert text.count(f"# HELP hicache_store_{name} ") == 1
+        assert f"# TYPE hicache_store_{name} {kind}\n" in text
+
+
 def test_engine_that_does_not_answer_costs_only_its_own_counters(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +134,7 @@ def test_request_that_runs_is_counted_as_running(server: RunningServer) -> None:
 
         server.engine.release()
 
-        assert answer.result(20).status == 200
+        assert answer.result(60).status == 200
         assert samples(server)["hicache_requests_running", ()] == 0
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.running import Hicache, environment
 from tests.cli.serve.toy_folder import write_tokenizer, write_toy_folder
 
-_PATIENCE_S = 30
+_PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_lines_are_in_the_order_of_arrival(recording: RunningServer, trace: Path
         recording.engine.wait_for(Generate)
         recording.post(COMPLETIONS, prompt="b", max_tokens=1)
         recording.engine.release()
-        first.result(20)
+        first.result(60)
     stop(recording)
 
     assert [line["output_length"] for line in lines(trace)] == [3, 1]

@@ -196,9 +196,9 @@ def test_random_bytes_and_random_documents_do_no_harm(server: RunningServer, rng
 
 
 def test_half_a_request_does_no_harm(server: RunningServer) -> None:
-    with socket.create_connection(server.address, timeout=20) as connection:
+    with socket.create_connection(server.address, timeout=60) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-    with socket.create_connection(server.address, timeout=20) as connection:
+    with socket.create_connection(server.address, timeout=60) as connection:
         connection.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.")
 
@@ -211,7 +211,7 @@ def test_body_that_does_not_come_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr("hicache_storage.cli.serve.body.TIMEOUT_S", 0.05)
 
-    with socket.create_connection(server.address, timeout=20) as connection:
+    with socket.create_connection(server.address, timeout=60) as connection:
         connection.sendall(f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408")
 

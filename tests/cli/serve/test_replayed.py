@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.engine_integration.reference_engine.messages import Generate
-from hicache_storage.testing.services.process import free_port
+from hicache_storage.testing.services.process import ReservedPort
 from tests.cli.running import Ended, Hicache
 from tests.cli.serve.running_server import Options, RunningServer, running
 
@@ -166,12 +166,13 @@ def test_a_line_without_an_answer_asks_for_one_of_its_length(
 
 
 @pytest.mark.parametrize(
-    ("flags", "waits"), [((), [1000, 3000]), (("--speed", "10"), [100, 300]), (("--speed", "max"), [])], ids=str
+    ("flags", "waits"), [((), [1e6, 3e6]), (("--speed", "10"), [1e5, 3e5]), (("--speed", "max"), [])], ids=str
 )
 def test_requests_are_sent_at_their_times(
-    trace: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], waits: list[int]
+    trace: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], waits: list[float]
 ) -> None:
-    write_lines(trace, *({"token_ids": [97], "timestamp": 1e6 * at} for at in (0, 1, 3)))
+    # So many that what passes meanwhile is nothing.
+    write_lines(trace, *({"token_ids": [97], "timestamp": 1e9 * at} for at in (0, 1, 3)))
     asked: list[float] = []
     sleep = asyncio.sleep
 
@@ -184,7 +185,7 @@ def test_requests_are_sent_at_their_times(
     assert replay(*flags).status == 0
 
     # Less by what has passed since the start.
-    assert [round(seconds, -1) for seconds in asked if seconds > 50] == waits
+    assert [round(seconds, -4) for seconds in asked if seconds > 50] == waits
 
 
 def test_no_more_requests_are_under_way_than_allowed(server: RunningServer, trace: Path, replay: Replay) -> None:
@@ -211,7 +212,8 @@ def test_other_servers_may_end_lines_as_http_does_and_send_comments(trace: Path,
 
 
 def test_a_server_that_is_not_there_is_unreachable(trace: Path, hicache: Hicache) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    nobody = ReservedPort()
+    url = f"http://127.0.0.1:{nobody.number}"
 
     ended = hicache("replay", "--url", url, "--trace", str(trace))
 

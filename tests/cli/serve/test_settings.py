@@ -234,3 +234,34 @@ def test_environment_has_what_no_flag_gives(monkeypatch: pytest.MonkeyPatch) -> 
     assert (serve.admin_token.reveal(), serve.port) == ("t0ken", 1234)
     assert "t0ken" not in repr(serve)
     assert settings("--port 5").serve.port == 5
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("HICACHE_SERVE_PROT", "serve has no option 'prot' .*HICACHE_SERVE_PROT.*did you mean port"),
+        ("HICACHE_SERVE_MODEL", "HICACHE_SERVE_MODEL.*did you mean model_path"),
+        ("HICACHE_TIER_WRITE_POLCY", "HICACHE_TIER_WRITE_POLCY.*did you mean write_policy"),
+    ],
+)
+def test_mistyped_variable_is_refused_and_the_right_one_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, says: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+
+    with pytest.raises(ConfigError, match=says):
+        settings()
+
+
+def test_variables_of_others_are_none_of_the_server_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HICACHE_TIERED_PROMOTE", "HICACHE_SERVER_X", "HICACHE_ADMIN_TOKEN", "HICACHE_RANK"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HICACHE_SERVE_PROT", "")
+
+    assert settings().serve.port == 30000
+
+
+def test_ranks_log_from_info_on_or_what_the_flag_says(told: list[str], model: Path) -> None:
+    levels = [prepared(told, model, flags).engine.log_level for flags in ("", "--log-level error", "--log-level debug")]
+
+    assert levels == ["info", "error", "debug"]

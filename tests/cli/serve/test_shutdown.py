@@ -12,7 +12,7 @@ from hicache_storage.cli import exit_codes
 from hicache_storage.cli.serve.lifecycle import bind
 from hicache_storage.engine_integration.reference_engine.messages import Abort, Generate, Shutdown
 from hicache_storage.errors import ConfigError
-from tests.cli.serve.running_server import Options, RunningServer, running
+from tests.cli.serve.running_server import PATIENCE_S, Options, RunningServer, running
 
 COMPLETIONS = "/v1/completions"
 
@@ -31,7 +31,7 @@ def test_running_request_may_end(server: RunningServer) -> None:
         server.order_stop()
         server.engine.release()
 
-        assert (answer.result(20).status, server.wait()) == (200, exit_codes.DONE)
+        assert (answer.result(PATIENCE_S).status, server.wait()) == (200, exit_codes.DONE)
     assert not any(isinstance(command, Abort) for command in server.engine.commands)
 
 
@@ -41,7 +41,7 @@ def test_second_order_ends_what_runs(server: RunningServer) -> None:
         server.engine.wait_for(Generate)
         server.order_stop(2)
 
-        reply = answer.result(20)
+        reply = answer.result(PATIENCE_S)
 
     assert (reply.status, reply.error()["code"]) == (503, "shutting_down")
     assert server.wait() == exit_codes.DONE
@@ -54,7 +54,7 @@ def test_drain_has_an_end() -> None:
         server.engine.wait_for(Generate)
         server.order_stop()
 
-        assert answer.result(20).status == 503
+        assert answer.result(PATIENCE_S).status == 503
         assert server.wait() == exit_codes.DONE
 
 
@@ -66,16 +66,16 @@ def test_engine_that_takes_no_command_is_ended_all_the_same(
 
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(server.post, COMPLETIONS, prompt="a")
-        assert server.engine.stuck.wait(20)
+        assert server.engine.stuck.wait(PATIENCE_S)
         server.order_stop(2)
 
-        assert answer.result(20).status == 503
+        assert answer.result(PATIENCE_S).status == 503
         assert server.wait() == exit_codes.DONE
 
 
 def test_server_that_drains_begins_nothing_new(server: RunningServer) -> None:
     with ThreadPoolExecutor() as pool:
-        waiting = http.client.HTTPConnection(*server.address, timeout=20)
+        waiting = http.client.HTTPConnection(*server.address, timeout=PATIENCE_S)
         waiting.request("GET", "/health")
         assert waiting.getresponse().read() == b'{"status":"ok"}'
         answer = pool.submit(server.post, COMPLETIONS, prompt="!hold", max_tokens=2)
@@ -87,7 +87,7 @@ def test_server_that_drains_begins_nothing_new(server: RunningServer) -> None:
         assert waiting.getresponse().status == 503
         waiting.close()
         server.engine.release()
-        assert answer.result(20).status == 200
+        assert answer.result(PATIENCE_S).status == 200
     assert len(server.engine.wait_for(Generate)) == 1
 
 
@@ -99,7 +99,7 @@ def test_engine_that_dies_ends_every_request_and_the_server(
         server.engine.wait_for(Generate)
         server.engine.die("tp0pp0: killed by SIGKILL")
 
-        reply = answer.result(20)
+        reply = answer.result(PATIENCE_S)
 
     assert (reply.status, reply.error()["code"]) == (503, "engine_ended")
     assert "killed by SIGKILL" in str(reply.error()["message"])
@@ -129,5 +129,5 @@ def test_port_can_be_taken_again_at_once(server: RunningServer) -> None:
 
     with bind(*address) as again:
         assert again.getsockname() == address
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)

@@ -1,97 +1,47 @@
-"""`hicache serve` whose store is killed and started again: it answers as before, says what it misses, and recovers."""
+"""`hicache serve` whose store is killed, silent, slow, full, damaged or wrong now and then, over HTTP.
+
+Every answer has the tokens that it has without a cache, /metrics tells what the trouble was, and what is stored is used
+again without anything being done to the server.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
+import urllib.error
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+import redis
 
-from hicache_storage.engine_integration.reference_engine.random_model import RandomShape, write_random_model
 from hicache_storage.testing.services.redis_server import RedisServer, redis_program
-from tests.cli.running import HICACHE, environment
+from tests.cli.serve.served import STORED, Server, served
+from tests.engine_integration.reference_engine.weak_link import WeakLink
 from tests.services import require
 
-SHAPE = RandomShape(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=32)
-FLAGS = """--tp-size 2 --enable-hierarchical-cache --page-size 4 --chunked-prefill-size 4 --max-total-tokens 256
---hicache-size 4MiB --hicache-storage-prefetch-policy wait_complete --prefetch-threshold-tokens 4 --port 0"""
-STORED = 40
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 """One that a busy machine does not reach."""
-_BACKEND = "/hicache/storage-backend"
-_PATIENCE_S = 60.0
-
-
-class Server:
-    """A running server."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def answer(self, number: int) -> tuple[list[int], dict[str, int]]:
-        """Return the tokens that a prompt of its own number is answered with, and its cached tokens by tier."""
-        prompt = [(number * 31 + 7 * at) % 256 for at in range(STORED + 3)]
-        body = {"prompt": prompt, "max_tokens": 4, "return_token_ids": True}
-        document = json.loads(self._send("POST", "/v1/completions", body))
-        return document["choices"][0]["token_ids"], document["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
-
-    def answer_from_store(self, number: int) -> list[int]:
-        """Return the tokens of a prompt once all that can be stored of it comes from the store."""
-        give_up_at = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < give_up_at:
-            self.forget()
-            tokens, cached = self.answer(number)
-            if cached == {"device": 0, "host": 0, "store": STORED}:
-                return tokens
-        raise AssertionError(f"nothing comes back from the store: {self.metrics()}")
-
-    def forget(self) -> None:
-        """Have device and host forget what they have, after it was stored."""
-        self._send("POST", "/flush_cache", {})
-
-    def attach(self, backend: str, **options: object) -> None:
-        self._send("PUT", _BACKEND, {"backend": backend, "extra_config": options})
-
-    def detach(self) -> None:
-        self._send("DELETE", _BACKEND, None)
-
-    def metrics(self) -> dict[str, float]:
-        """Return every sample by its name as the server writes it."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=_PATIENCE_S) as reply:
-            families = text_string_to_metric_families(reply.read().decode())
-        return {
-            one.name + "".join(f" {label}" for _, label in sorted(one.labels.items())): one.value
-            for family in families
-            for one in family.samples
-        }
-
-    def _send(self, method: str, path: str, body: dict[str, object] | None) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}{path}", data, method=method)
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as reply:
-            answer: bytes = reply.read()
-            return answer
+SHORT_S = 0.6
+"""One that may pass."""
+NOTHING = {"device": 0, "host": 0, "store": 0}
+FROM_STORE = {"device": 0, "host": 0, "store": STORED}
+SOON = {"breaker_open_s": 0.05}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that is told to stop at the end, and does in order."""
-    model = tmp_path_factory.mktemp("model")
-    write_random_model(model, SHAPE, seed=1)
-    command = [HICACHE, "serve", "--model-path", str(model), *FLAGS.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-        try:
-            assert process.stdout is not None
-            yield Server(process.stdout.readline().strip())
-            process.terminate()
-            assert process.wait(_PATIENCE_S) == 0
-        finally:
-            process.kill()
+    """One server for all troubles of this file: it is never restarted."""
+    with served(tmp_path_factory.mktemp("model")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _without_a_store(server: Server) -> Iterator[None]:
+    """A test that failed leaves no store to the next one."""
+    yield
+    if server.state()["attached"]:
+        server.detach()
+    server.forget()
 
 
 @pytest.fixture
@@ -104,7 +54,7 @@ def store() -> Iterator[RedisServer]:
 
 @pytest.mark.slow
 def test_a_killed_store_costs_hits_alone_and_is_used_again_when_it_is_back(server: Server, store: RedisServer) -> None:
-    server.attach("redis", url=store.url, deadline_s=DEADLINE_S, middleware={"breaker_open_s": 0.05})
+    server.attach("redis", url=store.url, deadline_s=DEADLINE_S, middleware=SOON)
     computed, _ = server.answer(1)
     restored = server.answer_from_store(1)
     server.forget()
@@ -115,10 +65,9 @@ def test_a_killed_store_costs_hits_alone_and_is_used_again_when_it_is_back(serve
     during = server.metrics()
     store.start()
     again = server.answer_from_store(1)
-    server.detach()
 
     assert restored == without == again == computed
-    assert cached == {"device": 0, "host": 0, "store": 0}
+    assert cached == NOTHING
     assert during["hicache_engine_up"] == 1
     assert during["hicache_engine_lookup_failed_total StoreUnavailable"] > 0
     refused = "hicache_engine_store_call_seconds_bucket {} exists StoreUnavailable"
@@ -127,7 +76,7 @@ def test_a_killed_store_costs_hits_alone_and_is_used_again_when_it_is_back(serve
 
 @pytest.mark.slow
 def test_a_store_that_is_silent_can_be_replaced(server: Server, store: RedisServer, tmp_path: Path) -> None:
-    server.attach("redis", url=store.url, deadline_s=0.6)
+    server.attach("redis", url=store.url, deadline_s=2.0)
     computed, _ = server.answer(3)
     store.pause()
     server.forget()
@@ -136,4 +85,126 @@ def test_a_store_that_is_silent_can_be_replaced(server: Server, store: RedisServ
     server.attach("file", path=str(tmp_path))
 
     assert server.answer_from_store(3) == computed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "fail", "mend"),
+    [(4, RedisServer.kill, RedisServer.start), (12, RedisServer.pause, RedisServer.resume)],
+    ids=["down", "silent"],
+)
+def test_a_store_that_does_not_answer_is_attached_only_on_request(
+    server: Server,
+    store: RedisServer,
+    number: int,
+    fail: Callable[[RedisServer], None],
+    mend: Callable[[RedisServer], None],
+) -> None:
+    options = {"deadline_s": SHORT_S, "middleware": SOON}
+    fail(store)
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.attach("redis", url=store.url.replace("://", "://user:hunter2@"), **options)
+    answer = refused.value.read().decode()
+    state = server.state()
+    server.ask_to_attach("redis", {"url": store.url, **options}, must_answer=False)
+    computed, cached = server.answer(number)
+    mend(store)
+
+    assert refused.value.code == 503
+    assert all(words in json.loads(answer)["error"]["message"] for words in ("tp0pp0", "tp1pp0", "StoreUnavailable: "))
+    assert "hunter2" not in answer
+    assert (state["attached"], cached) == (False, NOTHING)
+    assert server.answer_from_store(number) == computed
+
+
+@pytest.mark.slow
+def test_a_slow_store_costs_time_alone(server: Server, store: RedisServer) -> None:
+    with WeakLink(store.port) as link:
+        server.attach("redis", url=f"redis://{link.address}", deadline_s=DEADLINE_S, middleware={"metrics": True})
+        computed, _ = server.answer(5)
+        server.answer_from_store(5)
+        server.forget()
+        before = server.metrics()
+
+        link.slow_down(0.12)
+        slow, cached = server.answer(5)
+        during = server.counted(before)
+        link.slow_down(0)
+        again = server.answer_from_store(5)
+        server.detach()
+
+    assert slow == again == computed
+    assert cached == FROM_STORE
+    calls = "hicache_engine_store_call_seconds_bucket {} read done"
+    assert during[calls.format("0.1")] < during[calls.format("+Inf")]
+    # The layer's samples are by backend, bound and operation.
+    calls = "hicache_store_seconds_bucket redis {} read"
+    assert during[calls.format("0.1")] < during[calls.format("+Inf")]
+    assert during["hicache_store_requests_total redis read hit"] > 0
+    assert during["hicache_store_bytes_total redis read"] > 0
+
+
+@pytest.mark.slow
+def test_a_full_store_serves_what_it_has_and_takes_more_when_there_is_room(server: Server, store: RedisServer) -> None:
+    computed = [server.answer(number)[0] for number in (6, 7)]
+    server.forget()
+    server.attach("redis", url=store.url, deadline_s=DEADLINE_S)
+    server.answer_from_store(6)
+    server.forget()
+    before = server.metrics()
+    with redis.Redis(port=store.port) as client:
+        client.config_set("maxmemory", 1)
+        old, new = server.answer(6), server.answer(7)
+        server.forget()
+        full = server.counted(before)
+        client.config_set("maxmemory", 0)
+
+    assert (old, new) == ((computed[0], FROM_STORE), (computed[1], NOTHING))
+    assert full["hicache_engine_write_failed_total StoreFull"] > 0
+    assert full["hicache_engine_pages_not_written_back_total"] > 0
+    assert [server.answer_from_store(number) for number in (6, 7)] == computed
+
+
+@pytest.mark.slow
+def test_damaged_objects_are_no_hits_and_are_written_again(server: Server, tmp_path: Path) -> None:
+    server.attach("file", path=str(tmp_path))
+    computed, _ = server.answer(8)
+    server.answer_from_store(8)
+    server.forget()
+    before = server.metrics()
+    for path in tmp_path.glob("objects/*/*/*_L*"):
+        body = bytearray(path.read_bytes())
+        body[len(body) // 3] ^= 1
+        path.write_bytes(body)
+
+    tokens, cached = server.answer(8)
+    damaged = server.counted(before)
+
+    assert (tokens, cached) == (computed, NOTHING)
+    assert damaged["hicache_engine_read_failed_total CorruptObject"] > 0
+    assert damaged["hicache_engine_objects_quarantined_total"] > 0
+    assert server.answer_from_store(8) == computed
+
+
+@pytest.mark.slow
+def test_a_store_of_random_troubles_costs_no_token(server: Server, tmp_path: Path) -> None:
+    faults = {"seed": 3, "error_rate": 0.2, "corrupt_rate": 0.2, "miss_rate": 0.1, "lost_write_rate": 0.1}
+    faults |= {"delay_rate": 0.2, "delay_s": 0.02}
+    numbers = (9, 10, 11)
+    computed = [server.answer(number)[0] for number in numbers]
+    server.forget()
+    before = server.metrics()
+    options = {"path": str(tmp_path), "middleware": {**SOON, "metrics": True, "faults": faults}}
+    server.ask_to_attach("file", options, must_answer=False)
+
+    for _ in range(3):
+        assert [server.answer(number)[0] for number in numbers] == computed
+        server.forget()
+    struck = server.counted(before)
     server.detach()
+    server.attach("file", path=str(tmp_path))
+
+    for begin, end in (("hicache_store_requests_total file", "StoreUnavailable"), ("hicache_engine_", "_failed_total")):
+        assert sum(count for name, count in struck.items() if name.startswith(begin) and end in name) > 0
+    assert [server.answer_from_store(number) for number in numbers] == computed

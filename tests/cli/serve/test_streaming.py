@@ -27,7 +27,7 @@ def parts(reply: Reply) -> list[dict[str, object]]:
 
 def open_request(server: RunningServer, path: str, **fields: object) -> socket.socket:
     """Send a request and return the connection, of which nothing has been read."""
-    connection = socket.create_connection(server.address, timeout=20)
+    connection = socket.create_connection(server.address, timeout=60)
     body = json.dumps(fields).encode()
     connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection

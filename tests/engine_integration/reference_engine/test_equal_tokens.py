@@ -33,10 +33,11 @@ from tests.engine_integration.reference_engine.asking import (
     ask,
     config,
     counters,
+    hear,
     prompt,
     turns,
 )
-from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
+from tests.engine_integration.reference_engine.thread_ranks import Steps, ThreadEngine
 
 TIGHT = 24
 """Device pages: three second turns need 36."""
@@ -106,9 +107,13 @@ def test_what_host_and_device_have_lost_comes_back_from_the_store(
     shape: str, expected: list[list[int]], tmp_path: Path
 ) -> None:
     with ThreadEngine(config(SHAPES[shape], folder=tmp_path, device_pages=13)) as engine:
-        first = ask(engine, *turns([1]))["1"]
-        for serial in range(4, 9):
-            ask(engine, *turns([serial]))
+        answers: dict[str, Answer] = {}
+        for number, serial in enumerate([1, *range(4, 9)], 1):
+            answers |= ask(engine, *turns([serial]))
+            # A host whose pages are still being written has no room for others.
+            while counters(engine).get("pages_written_back", 0) < 9 * number:
+                pass
+        first = answers["1"]
         second = ask(engine, next_turn(1, first.tokens))["1b"]
 
     assert [first.tokens, second.tokens] == [expected[0], expected[3]]
@@ -169,12 +174,16 @@ def test_requests_of_different_scopes_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("cache", ["off", "device", "host"])
-def test_a_full_device_preempts_the_youngest_and_changes_no_token(cache: str) -> None:
+def test_a_full_device_preempts_the_youngest_and_changes_no_token(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = turns(new_tokens=24)
     roomy = talk(config(cache="off"), partial(say, requests))
+    steps = Steps(monkeypatch)
 
     with ThreadEngine(config(device_pages=18, cache=cache)) as engine:
-        answers = list(ask(engine, *requests).values())
+        for request in requests:
+            engine.send(request)
+        steps.go_on()
+        answers = list(hear(engine, [request.request_id for request in requests]).values())
         preemptions = counters(engine)["preemptions"]
 
     assert tokens_of(answers) == tokens_of(roomy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from tests.engine_integration.reference_engine.asking import (
     prompt,
     turns,
 )
-from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
+from tests.engine_integration.reference_engine.thread_ranks import Steps, ThreadEngine
 
 TIGHT = 24
 SERIALS = [1, 2, 3, 4]
@@ -65,12 +66,12 @@ def shared_stores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     """Let every rank open a faulty view of one file store, with a script by the order of opening."""
 
     def script_by(script: Script) -> list[FaultyStore]:
-        opened, serial = list[FaultyStore](), itertools.count()
+        opened, one_at_a_time = list[FaultyStore](), threading.Lock()
 
         def open_it(_: StoreTarget) -> ObjectStore:
-            store = FaultyStore(open_store(f"file://{tmp_path}"), script(next(serial)))
-            opened.append(store)
-            return store
+            with one_at_a_time:
+                opened.append(FaultyStore(open_store(f"file://{tmp_path}"), script(len(opened))))
+                return opened[-1]
 
         monkeypatch.setattr(rank_tiers, "open_target", open_it)
         return opened
@@ -211,6 +212,7 @@ def test_a_store_that_the_ranks_do_not_use_alike_is_given_up(monkeypatch: pytest
     monkeypatch.setattr(Controller, "attach", attach)
     with ThreadEngine(config(topology="tp2pp1")) as engine:
         error = answered(engine, Attach(1, "shared")).error
+        counters(engine)  # the second rank may have been told of its own error after the first had answered
         closed_by_then = len(closed)
         again = answered(engine, Attach(2, "shared")).error
 
@@ -219,13 +221,15 @@ def test_a_store_that_the_ranks_do_not_use_alike_is_given_up(monkeypatch: pytest
     assert (closed_by_then, len(opened), len(closed)) == (2, 4, 4)
 
 
-def test_what_comes_after_a_flush_waits_for_it_and_finds_nothing() -> None:
+def test_what_comes_after_a_flush_waits_for_it_and_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
     later = [Generate("after", prompt(1), 2), Generate("gone", prompt(2), 2)]
     commands: list[Command] = [*turns([1], new_tokens=5), Flush(7), *later, Abort("gone")]
 
     with ThreadEngine(config()) as engine:
         for command in commands:
             engine.send(command)
+        steps.go_on()
         events = [engine.receive() for _ in range(5 + 1 + 2 + 1)]
 
     tokens = [event for event in events if isinstance(event, Token) and event.token >= 0]
@@ -235,12 +239,18 @@ def test_what_comes_after_a_flush_waits_for_it_and_finds_nothing() -> None:
     assert Token("gone", -1, "abort") in events
 
 
-def test_a_request_may_be_aborted_at_any_moment(expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("after", [0, 1, 4, 9])
+def test_a_request_may_be_aborted_at_any_moment(
+    monkeypatch: pytest.MonkeyPatch, expected: list[list[int]], after: int
+) -> None:
+    steps = Steps(monkeypatch)
     with ThreadEngine(config(topology="tp2pp1", device_pages=TIGHT)) as engine:
         for serial, request in zip(SERIALS, turns(SERIALS, new_tokens=20), strict=True):
             engine.send(request)
+            steps.take(after)
             if serial % 2:
                 engine.send(Abort(request.request_id))
+        steps.go_on()
         answers = hear(engine, [str(serial) for serial in SERIALS])
         again = ask(engine, *turns(SERIALS, name="again"))
 

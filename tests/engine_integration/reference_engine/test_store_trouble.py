@@ -23,7 +23,6 @@ from hicache_storage.engine_integration.reference_engine.store_parts import open
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.faults import Fault, FaultyStore, Gate
 from hicache_storage.testing.services.mooncake import HOW_TO_GET, MooncakeService
-from hicache_storage.testing.services.process import free_port
 from hicache_storage.testing.services.redis_server import RedisServer, redis_program
 from tests.backends.s3.services import S3Service
 from tests.engine_integration.reference_engine.asking import (
@@ -45,7 +44,7 @@ from tests.engine_integration.reference_engine.places import (
 )
 from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
 from tests.engine_integration.reference_engine.trouble import STORED, Trial
-from tests.engine_integration.reference_engine.weak_link import WeakLink
+from tests.engine_integration.reference_engine.weak_link import WeakLink, deaf_socket
 from tests.services import require
 
 pytest_plugins = PLUGINS
@@ -54,6 +53,8 @@ RANKS = 2
 THREADS = 3
 """Of each rank: one that asks what is there, one that reads, one that writes."""
 BREAKER_FAILURES = 3
+MOST_TURNS = 45
+"""As many of 4 tokens as the device has room for behind a prompt."""
 PROMPT_PAGES = len(prompt(1)) // PAGE_TOKENS
 DEADLINE_S = 1.0
 SHORT_S = 0.6
@@ -108,7 +109,7 @@ def fail_and_recover(trial: Trial, fail: Callable[[], object], mend: Callable[[]
 
     mend()
     trial.recover()
-    return trial.say(old)
+    return trial.restore(old)
 
 
 def test_a_killed_store_refuses_and_recovers(trial: Trial, durable_redis: RedisServer) -> None:
@@ -181,7 +182,7 @@ def test_a_silent_mooncake_node_recovers_with_what_it_holds(trial: Trial) -> Non
         cluster.node.resume()
 
         trial.recover()
-        assert trial.say(old) == [STORED]
+        assert trial.restore(old) == [STORED]
 
 
 def test_a_store_that_keeps_no_deadline_is_given_one_by_configuration(trial: Trial, tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_full_store_serves_what_it_has_and_takes_more_when_there_is_room(
     trial: Trial, own_server: RedisServer
 ) -> None:
     old, new = trial.new_prompts(2), trial.new_prompts(2)
-    with redis.Redis(port=own_server.port) as client, trial.attached(redis_place(own_server)):
+    with redis.Redis(port=own_server.port) as client, trial.attached(redis_place(own_server, deadline_s=PATIENT_S)):
         trial.store(old)
         client.config_set("maxmemory", 1)
         assert trial.say([*old, *new]) == [STORED, STORED, 0, 0]
@@ -280,7 +281,8 @@ def flip_values(_: Path, server: RedisServer) -> None:
 def test_damaged_objects_are_no_hits_and_are_written_again(
     trial: Trial, tmp_path: Path, own_server: RedisServer, flip: Callable[[Path, RedisServer], None]
 ) -> None:
-    with trial.attached(file_place(tmp_path) if flip is flip_files else redis_place(own_server)):
+    of_redis = redis_place(own_server, deadline_s=PATIENT_S)
+    with trial.attached(file_place(tmp_path) if flip is flip_files else of_redis):
         prompts = trial.new_prompts(2)
         trial.store(prompts)
         flip(tmp_path, own_server)
@@ -318,15 +320,14 @@ def test_an_engine_whose_store_is_silent_ends_in_order(own_server: RedisServer) 
 
 
 @pytest.mark.parametrize(
-    ("middleware", "asked"), [({}, BREAKER_FAILURES), ({"breaker_failures": 7}, 7), ({"breaker_failures": None}, 20)]
+    ("chosen", "asked"), [({}, BREAKER_FAILURES), ({"breaker_failures": 7}, 7), ({"breaker_failures": None}, 20)]
 )
-def test_an_engine_s_store_has_a_circuit_breaker_unless_told_otherwise(
-    middleware: dict[str, object], asked: int
-) -> None:
-    nobody = {"url": f"redis://127.0.0.1:{free_port()}", "middleware": middleware}
-
-    with open_target(Place("redis", nobody).target) as store:
-        reasons = [str(store.exists_many(["a"])[0].error) for _ in range(20)]
+def test_an_engine_s_store_has_a_circuit_breaker_unless_told_otherwise(chosen: dict[str, object], asked: int) -> None:
+    with deaf_socket() as nobody:
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}"
+        never_again = {"url": url, "middleware": {"breaker_open_s": 3600, **chosen}}
+        with open_target(Place("redis", never_again).target) as store:
+            reasons = [str(store.exists_many(["a"])[0].error) for _ in range(20)]
 
     assert sum("circuit breaker" not in reason for reason in reasons) == asked
 
@@ -364,7 +365,7 @@ def test_a_store_that_comes_back_empty_is_filled_by_a_text_that_goes_on(own_serv
             pass
         own_server.kill()
         own_server.start()
-        for _ in range(20):
+        for _ in range(MOST_TURNS):
             go_on()
             held = place.chunks()
             if held.keys() == {"L0-4_H0", "L0-4_H1"} and min(held.values()) > PROMPT_PAGES:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -119,6 +120,34 @@ class ThreadPeers:
 
     def close(self) -> None:
         pass
+
+
+class Steps:
+    """Has the engines that are made from now on take steps when the test says so: none before that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may, self._begun = threading.Semaphore(0), threading.Semaphore(0)
+        self._are_free = False
+        step = EngineRank.step
+
+        def step_if_told(engine: EngineRank, commands: Sequence[Command]) -> bool:
+            if engine._is_first and not self._are_free:
+                assert self._may.acquire(timeout=TIMEOUT_S)
+                self._begun.release()
+            return step(engine, commands)
+
+        monkeypatch.setattr(EngineRank, "step", step_if_told)
+
+    def take(self, count: int) -> None:
+        """Return once so many more have begun."""
+        for _ in range(count):
+            self._may.release()
+            assert self._begun.acquire(timeout=TIMEOUT_S)
+
+    def go_on(self) -> None:
+        """Let them be taken as they come."""
+        self._are_free = True
+        self._may.release()
 
 
 def judge_books(engine: EngineRank) -> None:

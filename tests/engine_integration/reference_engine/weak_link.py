@@ -24,11 +24,13 @@ class WeakLink:
         self._changed = threading.Condition()
         self._delay_s = 0.0
         self._is_silent = False
-        self._listener = _listen(0)
-        self._port: int = self._listener.getsockname()[1]
+        # Bound for as long as the link lives, so that nobody else gets the port while the link is cut.
+        self._place = deaf_socket()
+        self._port: int = self._place.getsockname()[1]
+        self._listener = _listen(self._port)
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._start(self._accept, self._listener)
+        self._accepting = self._start(self._accept, self._listener)
 
     @property
     def address(self) -> str:
@@ -51,7 +53,9 @@ class WeakLink:
 
     def cut(self) -> None:
         """Break every connection and refuse new ones."""
-        self._listener.close()
+        # Closing alone wakes nobody: whoever stands in `accept` would take one more, and keep the port.
+        _break(self._listener)
+        self._accepting.join()
         with self._changed:
             broken, self._open = self._open, set()
             self._changed.notify_all()
@@ -61,7 +65,7 @@ class WeakLink:
     def mend(self) -> None:
         """Accept connections again."""
         self._listener = _listen(self._port)
-        self._start(self._accept, self._listener)
+        self._accepting = self._start(self._accept, self._listener)
 
     def __enter__(self) -> Self:
         return self
@@ -69,15 +73,16 @@ class WeakLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _break(self._listener)
         self.cut()
+        self._place.close()
         for thread in self._threads:
             thread.join()
 
-    def _start(self, target: object, *args: object) -> None:
+    def _start(self, target: object, *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -88,7 +93,8 @@ class WeakLink:
                 except OSError:
                     client.close()
                     continue
-                self._open |= {client, server}
+                with self._changed:
+                    self._open |= {client, server}
                 self._start(self._pump, client, server)
                 self._start(self._pump, server, client)
 
@@ -101,6 +107,14 @@ class WeakLink:
                 target.sendall(data)
         _break(target)
         _break(source)
+
+
+def deaf_socket() -> socket.socket:
+    """Return a socket that has a port of the loopback interface to itself and refuses every connection."""
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    deaf.bind(("127.0.0.1", 0))
+    return deaf
 
 
 def _listen(port: int) -> socket.socket:
