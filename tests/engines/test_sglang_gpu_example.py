@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from hicache_storage.testing.services.process import free_port
+from hicache_storage.testing.services.process import ReservedPort
 from tests.architecture.source import ROOT
 
 SERVER = """
@@ -56,14 +56,19 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def port() -> ReservedPort:
+    return ReservedPort()
+
+
+@pytest.fixture
+def example(port: ReservedPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("sglang_gpu_check", ROOT / "examples" / "sglang_gpu" / "check.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "PORT", free_port())
+    monkeypatch.setattr(module, "PORT", port.number)
     monkeypatch.chdir(tmp_path)
     return module
 

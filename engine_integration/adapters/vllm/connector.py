@@ -58,16 +58,23 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc] # vLLM ships no t
         self.work = work
 
 
-class Postponed(KVConnectorWorkerMetadata):  # type: ignore[misc] # vLLM ships no types
-    """Pages that workers had no room for: request id -> the first of them, of all workers."""
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc] # vLLM ships no types
+    """What workers say of one step, all together.
 
-    def __init__(self, pages: dict[str, int]) -> None:
-        self.pages = pages
+    Attributes:
+        postponed: pages that workers had no room for: request id -> the first of them.
+        step: number of the step, if it is over and the scheduler waits for that.
+    """
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> Postponed:
-        assert isinstance(other, Postponed)  # noqa: S101 - all workers of a deployment run this class
-        ids = self.pages.keys() | other.pages.keys()
-        return Postponed({id_: min(p.pages[id_] for p in (self, other) if id_ in p.pages) for id_ in ids})
+    def __init__(self, postponed: dict[str, int], step: int | None) -> None:
+        self.postponed = postponed
+        self.step = step
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        assert isinstance(other, StepReport)  # noqa: S101 - all workers of a deployment run this class
+        pages = [self.postponed, other.postponed]
+        ids = self.postponed.keys() | other.postponed.keys()
+        return StepReport({id_: min(one[id_] for one in pages if id_ in one) for id_ in ids}, self.step)
 
 
 class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships no types
@@ -91,7 +98,7 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         self._scopes = Scopes()
         self._worker: WorkerSide | None = None
         self._ended = Ended(set(), set())
-        self._postponed: dict[str, int] = {}
+        self._report: StepReport | None = None
         self._lookups: Lookups | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._pages = PageStore(
@@ -120,6 +127,16 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         """False: a page that is not stored is a later miss, nothing more."""
         return False
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:
+        """Return False: nothing happens within a step. On a GPU vLLM asks before it loads the model.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
+        read_options(extra_config)
+        return False
+
     def get_kv_connector_stats(self) -> EventCounts | None:
         return self._fresh.take()
 
@@ -140,10 +157,11 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
     # Scheduler side.
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if not self._scopes.is_shared(request):
+        scope = self._scopes.of(request)
+        if scope is None:
+            self._scheduler.finished(request.request_id)
             return 0, False
-        seed = self._scopes.seed(request)
-        tokens = self._scheduler.match(request.request_id, request.all_token_ids, seed, num_computed_tokens)
+        tokens = self._scheduler.match(request.request_id, request.all_token_ids, scope.seed, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
@@ -152,28 +170,41 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
             self._scheduler.allocated(request.request_id, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
-        progress = _progress(scheduler_output)
-        return StepMetadata(self._scheduler.step(progress, idle=not scheduler_output.total_num_scheduled_tokens))
+        work = self._scheduler.step(
+            _progress(scheduler_output),
+            idle=not scheduler_output.total_num_scheduled_tokens,
+            # Ours are never part of a step. Another connector's may be, beside ours in a MultiConnector.
+            doubtful=scheduler_output.has_sync_kv_loads,
+        )
+        return StepMetadata(work)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if isinstance(connector_output.kv_connector_worker_meta, Postponed):
-            self._scheduler.postponed(connector_output.kv_connector_worker_meta.pages)
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._scheduler.postponed(report.postponed)
+            if report.step is not None:
+                self._scheduler.step_over(report.step)
         self._scheduler.loads_ended(
             sorted(connector_output.finished_recving or ()), set(connector_output.invalid_block_ids)
         )
+        if self._scheduler.nothing_on_its_way:
+            self._scheduler.emptied(is_empty=self._empty())
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002 - vLLM's call
         self._scheduler.finished(request.request_id)
         return False, None
 
     def reset_cache(self) -> bool:
-        """Delete the pages of this deployment's namespace, for all who share it; return whether that was possible."""
-        try:
-            self._pages.clear()
-        except StoreError as error:
-            _log.warning("vllm.reset_failed error=%s", error)
-            return False
-        return True
+        """Delete the pages of this deployment's namespace, for all who share it; return whether that was possible.
+
+        Done again once the workers have dropped what they had to store: new requests wait for that. If it was not
+        possible, nothing is restored or stored until it is: what the store has may be of other weights.
+        """
+        self._scheduler.reset()
+        is_empty = self._empty()
+        if not is_empty:
+            self._scheduler.emptied(is_empty=False)
+        return is_empty
 
     # Worker side.
 
@@ -210,7 +241,9 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
-            self._postponed = self._worker.submit_saves(self._work())
+            work = self._work()
+            postponed = self._worker.submit_saves(work)
+            self._report = StepReport(postponed, work.number) if postponed or work.number is not None else None
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002 - vLLM's call
         if self._worker is None:
@@ -221,8 +254,8 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._ended.failed_blocks
 
-    def build_connector_worker_meta(self) -> Postponed | None:
-        return Postponed(self._postponed) if self._postponed else None
+    def build_connector_worker_meta(self) -> StepReport | None:
+        return self._report
 
     def shutdown(self) -> None:
         if self._lookups is not None:
@@ -230,6 +263,14 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         ended = self._worker is None or self._worker.close(self._options.shutdown_deadline_s)
         if ended:
             self._store.close()
+
+    def _empty(self) -> bool:
+        try:
+            self._pages.clear()
+        except StoreError as error:
+            _log.warning("vllm.reset_failed error=%s", error)
+            return False
+        return True
 
     def _step_pages(self) -> int:
         """Return the most pages that one step of the engine computes."""

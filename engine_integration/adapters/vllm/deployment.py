@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.utils import get_pp_indices
@@ -19,7 +22,7 @@ from hicache_storage.engine_integration.adapters.vllm.blocks import EngineBlocks
 from hicache_storage.engine_integration.adapters.vllm.fingerprint import fingerprint
 from hicache_storage.engine_integration.adapters.vllm.options import VllmOptions
 from hicache_storage.engine_integration.adapters.vllm.role import Deployment
-from hicache_storage.engine_integration.adapters.vllm.row_place import RowPlace, latent_place, measure_places
+from hicache_storage.engine_integration.adapters.vllm.row_place import RowPlace, measure_latent, measure_places
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import KVShape, ShardLayout, Topology, Variant, canonical_dtype
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _KV_DTYPES = {"auto", "half", "float16", "bfloat16", "float", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 _DRAFTS_WITHOUT_KV = {"ngram", "ngram_gpu", "suffix"}
 
+_log = logging.getLogger(__name__)
+
 
 def read_deployment(config: VllmConfig, kv: KVCacheConfig, options: VllmOptions) -> Deployment:
     """Return what this process's configuration says.
@@ -38,6 +43,7 @@ def read_deployment(config: VllmConfig, kv: KVCacheConfig, options: VllmOptions)
         ConfigError: something that the adapter does not support, with the option that turns it off.
     """
     _check_parallel(config)
+    _check_model(config.model_config)
     spec = _only_spec(kv)
     model, parallel = config.model_config, config.parallel_config
     stages = parallel.pipeline_parallel_size
@@ -78,8 +84,6 @@ def engine_blocks(
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"vLLM keeps the KV of {name} in {type(tensor).__name__}: expected one tensor")
     layers = [group_kernel_blocks(tensor, kv.num_blocks) for tensor in tensors]
-    if layout.shape.is_mla:
-        return EngineBlocks(layers, latent_place(tensors[0], layout.shape.head_dim), None, layout)
     keys, values = _measured(config, names, tensors[0], layers[0], layout)
     return EngineBlocks(layers, keys, values, layout)
 
@@ -96,10 +100,27 @@ def _check_parallel(config: VllmConfig) -> None:
             f"speculative method {speculative.method!r} has KV of its own, which this connector does not keep; "
             f"it serves {', '.join(sorted(_DRAFTS_WITHOUT_KV))}"
         )
+    if config.kv_transfer_config.kv_role != "kv_both":
+        raise ConfigError(
+            f"kv_role is {config.kv_transfer_config.kv_role!r}: this connector has no sender and no receiver; write "
+            '"kv_role": "kv_both", and "read_only": true in kv_connector_extra_config to store nothing'
+        )
     if config.kv_transfer_config.kv_load_failure_policy != "recompute":
         raise ConfigError(
             "kv_load_failure_policy is 'fail': a page that the store loses would fail the request; "
             'write "kv_load_failure_policy": "recompute" in --kv-transfer-config'
+        )
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.is_diffusion:
+        raise ConfigError(
+            "this model goes over its last tokens again and again: this connector serves those that do not"
+        )
+    if not model.is_prefix_caching_supported:
+        raise ConfigError(
+            "vLLM cannot begin with a prefix of this model that was computed before, because it pools or attends over "
+            "all tokens: there is nothing to restore"
         )
 
 
@@ -147,14 +168,16 @@ def _shape(config: VllmConfig, spec: FullAttentionSpec, num_layers: int) -> KVSh
 
 def _variant(config: VllmConfig, options: VllmOptions) -> Variant:
     model = config.model_config
-    overrides = model.hf_overrides
-    if callable(overrides):
-        raise ConfigError(
-            "hf_overrides is a function, so other deployments cannot know what it changes; give an object"
+    revision = options.weights_revision or _revision(model, config.load_config.load_format)
+    if revision is None:
+        _log.warning(
+            "vllm.weights_unknown model=%s: the version of its weights cannot be found out, so other weights under this "
+            "name would share its KV; set weights_revision",
+            model.model,
         )
     return Variant(
-        weights_revision=options.weights_revision or _revision(model, config.load_config.load_format),
-        rope_scaling=json.dumps(overrides, sort_keys=True, separators=(",", ":")) if overrides else None,
+        weights_revision=revision,
+        rope_scaling=_positions(model),
         quantization_scales="per_tensor" if config.cache_config.cache_dtype.startswith("fp8") else None,
     )
 
@@ -163,41 +186,91 @@ def _revision(model: ModelConfig, load_format: str) -> str | None:
     """Return the version of the weights as far as it can be known, with what vLLM does to them when it loads them."""
     folder = Path(model.model)
     known = [
-        model.revision,
-        fingerprint(folder) if folder.is_dir() else None,
+        fingerprint(folder) if folder.is_dir() else _commit(model.model, model.revision),
+        f"config-{model.hf_config_path}" if model.hf_config_path else None,
         model.quantization,
         f"dummy-{model.seed}" if load_format == "dummy" else None,
     ]
     return "+".join(part for part in known if part) or None
 
 
+def _commit(name: str, revision: str | None) -> str | None:
+    """Return the commit that a branch of a model on the hub was at when its config was fetched; else *revision*."""
+    try:
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        found = None
+    return Path(found).parent.name if isinstance(found, str) else revision
+
+
+def _positions(model: ModelConfig) -> str | None:
+    """Return what the operator says about the model's settings, and what vLLM makes of its length."""
+    overrides = model.hf_overrides
+    if callable(overrides):
+        raise ConfigError(
+            "hf_overrides is a function, so other deployments cannot know what it changes; give an object"
+        )
+    known = [json.dumps(overrides, sort_keys=True, separators=(",", ":")) if overrides else None]
+    rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # vLLM has two sets of factors for such a model, and takes one for all requests.
+        is_long = model.max_model_len > rope["original_max_position_embeddings"]
+        known.append("longrope-long" if is_long else "longrope-short")
+    return "+".join(part for part in known if part) or None
+
+
 def _measured(
     config: VllmConfig, names: Sequence[str], kernel_blocks: Tensor, blocks: Tensor, layout: ShardLayout
-) -> tuple[RowPlace, RowPlace]:
-    """Return where the rows lie in a block of the first layer, as its attention backend writes them."""
+) -> tuple[RowPlace, RowPlace | None]:
+    """Return where the rows lie in a block of the first layer, as its attention backend writes them; no V for MLA."""
     attention = get_layers_from_vllm_config(config, AttentionLayerBase, list(names))
     kinds = {type(attention[name].impl).__name__ for name in names}
     if len(kinds) != 1:
         raise ConfigError(f"the layers have different attention backends: {', '.join(sorted(kinds))}")
-    layer = attention[names[0]]
-    per_block = kernel_blocks.shape[0] // blocks.shape[0]
-    block_nelem = blocks.stride(0)
-    tokens = config.cache_config.block_size
-    heads, head_dim, v_head_dim = len(layout.shard.heads), layout.shape.head_dim, layout.shape.v_head_dim
-    if head_dim != v_head_dim:
-        raise ConfigError(f"K rows of {head_dim} and V rows of {v_head_dim} elements: this connector serves equal ones")
+    layer, shape, tokens = attention[names[0]], layout.shape, config.cache_config.block_size
+    slots = torch.arange(tokens, 2 * tokens, device=kernel_blocks.device)
+
+    def rows(part: Tensor) -> Tensor:
+        return part.to(kernel_blocks.device, config.model_config.dtype)
 
     def write(keys: Tensor, values: Tensor) -> Tensor:
-        memory = kernel_blocks.new_zeros(2 * block_nelem)
-        scratch = memory.as_strided((2 * per_block, *kernel_blocks.shape[1:]), kernel_blocks.stride())
-        slots = torch.arange(tokens, 2 * tokens, device=memory.device)
-        rows = [part.to(memory.device, config.model_config.dtype) for part in (keys, values)]
-        layer.impl.do_kv_cache_update(layer, *rows, scratch, slots)
-        return _as_values(memory[block_nelem:], layout.shape.dtype).float().cpu()
+        scratch = _Scratch(kernel_blocks, blocks)
+        layer.impl.do_kv_cache_update(layer, rows(keys), rows(values), scratch.blocks, slots)
+        return scratch.second(shape.dtype)
 
-    return measure_places(write, tokens, heads, head_dim)
+    def write_latent(latent: Tensor) -> Tensor:
+        scratch = _Scratch(kernel_blocks, blocks)
+        content, position = rows(latent[:, : layer.kv_lora_rank]), rows(latent[:, layer.kv_lora_rank :])
+        scale = layer._k_scale  # noqa: SLF001 - what vLLM's own layer passes
+        layer.impl.do_kv_cache_update(
+            content, position.unsqueeze(1), scratch.blocks.squeeze(1), slots, layer.kv_cache_dtype, scale
+        )
+        return scratch.second(shape.dtype)
+
+    if shape.is_mla:
+        return measure_latent(write_latent, tokens, shape.head_dim), None
+    if shape.head_dim != shape.v_head_dim:
+        raise ConfigError(
+            f"K rows of {shape.head_dim} and V rows of {shape.v_head_dim} elements: this connector serves equal ones"
+        )
+    return measure_places(write, tokens, len(layout.shard.heads), shape.head_dim)
 
 
-def _as_values(memory: Tensor, dtype: str) -> Tensor:
-    """Return KV memory as what it means: some backends keep fp8 in plain bytes."""
-    return memory.view(getattr(torch, dtype)) if memory.dtype is torch.uint8 else memory
+class _Scratch:
+    """Two blocks of zeros, laid out as a layer's.
+
+    Args:
+        kernel_blocks: the layer as its attention backend sees it.
+        blocks: the same memory by vLLM's blocks.
+    """
+
+    def __init__(self, kernel_blocks: Tensor, blocks: Tensor) -> None:
+        self._block_nelem = blocks.stride(0)
+        per_block = kernel_blocks.shape[0] // blocks.shape[0]
+        self._memory = kernel_blocks.new_zeros(2 * self._block_nelem)
+        self.blocks = self._memory.as_strided((2 * per_block, *kernel_blocks.shape[1:]), kernel_blocks.stride())
+
+    def second(self, dtype: str) -> Tensor:
+        """Return the memory of the second block as flat float32. Some backends keep fp8 in plain bytes."""
+        memory = self._memory[self._block_nelem :]
+        return (memory.view(getattr(torch, dtype)) if memory.dtype is torch.uint8 else memory).float().cpu()

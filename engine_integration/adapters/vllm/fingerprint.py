@@ -8,6 +8,7 @@ from pathlib import Path
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _SETTINGS = ("config.json", "adapter_config.json")
+_OTHER_SETTINGS = ("params.json",)
 _SAMPLES = 16
 _SAMPLE_NBYTES = 64 << 10
 
@@ -24,14 +25,33 @@ def fingerprint(folder: Path) -> str | None:
 
     Cost: reads at most 1 MiB of each file.
     """
-    weights = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)})
+    weights = _weights(folder)
     if not weights:
         return None
     digest = hashlib.sha256()
-    for path in [*(folder / name for name in _SETTINGS), *weights]:
+    for path in [*_settings(folder), *weights]:
         for part in _parts(path, whole=path not in weights):
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:16]
+
+
+def stamps(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what changes when a file that `fingerprint` covers is written or replaced: nothing is read.
+
+    Raises:
+        OSError: the folder cannot be looked at.
+    """
+    found = [(path.name, path.stat()) for path in [*_settings(folder), *_weights(folder)] if path.is_file()]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)})
+
+
+def _settings(folder: Path) -> list[Path]:
+    others = [folder / name for name in _OTHER_SETTINGS]
+    return [*(folder / name for name in _SETTINGS), *(path for path in others if path.is_file())]
 
 
 def _parts(path: Path, *, whole: bool) -> Iterator[bytes]:

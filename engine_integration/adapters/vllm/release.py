@@ -27,6 +27,7 @@ _METHODS = {
     "request_finished": ("request", "block_ids"),
     "build_connector_worker_meta": (),
     "get_kv_connector_stats": (),
+    "reset_cache": (),
     "shutdown": (),
 }
 _FIELDS = {
@@ -35,6 +36,7 @@ _FIELDS = {
         "scheduled_cached_reqs",
         "num_scheduled_tokens",
         "total_num_scheduled_tokens",
+        "has_sync_kv_loads",
     ),
     "vllm.v1.core.sched.output:NewRequestData": ("req_id", "block_ids", "num_computed_tokens"),
     "vllm.v1.core.sched.output:CachedRequestData": (
@@ -43,10 +45,14 @@ _FIELDS = {
         "new_block_ids",
         "num_computed_tokens",
     ),
-    "vllm.v1.outputs:KVConnectorOutput": ("finished_recving", "invalid_block_ids"),
+    "vllm.v1.outputs:KVConnectorOutput": ("finished_recving", "invalid_block_ids", "kv_connector_worker_meta"),
     "vllm.v1.kv_cache_interface:KVCacheConfig": ("num_blocks", "kv_cache_groups"),
-    "vllm.config:KVTransferConfig": ("kv_connector_extra_config", "kv_load_failure_policy"),
+    "vllm.config:KVTransferConfig": ("kv_role", "kv_connector_extra_config", "kv_load_failure_policy"),
 }
+_PROPERTIES = {"vllm.config:ModelConfig": ("is_diffusion", "is_prefix_caching_supported")}
+_REQUEST = "vllm.v1.request:Request"
+_REQUEST_PARAMETERS = ("prompt_token_ids", "prompt_embeds", "mm_features", "lora_request", "cache_salt", "resumable")
+"""All that the KV of a request depends on, but its tokens."""
 
 
 def check_release() -> str:
@@ -94,7 +100,11 @@ def _missing_fields() -> list[str]:
     for place, names in _FIELDS.items():
         known = getattr(_find(place), "__dataclass_fields__", {})
         missing += [f"{place.rpartition(':')[2]}.{name}" for name in names if name not in known]
-    return missing
+    for place, names in _PROPERTIES.items():
+        missing += [f"{place.rpartition(':')[2]}.{name}" for name in names if not hasattr(_find(place), name)]
+    request = _find(_REQUEST)
+    parameters = inspect.signature(request).parameters if inspect.isclass(request) else {}
+    return missing + [f"Request({name})" for name in _REQUEST_PARAMETERS if name not in parameters]
 
 
 def _find(place: str) -> object:

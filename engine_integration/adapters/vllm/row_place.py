@@ -21,6 +21,11 @@ from hicache_storage.errors import LayoutError
 WriteBlock: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Stores K and V, ``[N, H, D]`` float32, in a scratch block; returns that block's memory as flat float32."""
 
+WriteLatent: TypeAlias = Callable[[Tensor], Tensor]
+"""The same for MLA's latent rows, ``[N, D]``."""
+
+_WriteParts: TypeAlias = Callable[[Tensor], Tensor]
+
 _DIGITS = 8
 """Rows are told apart by their digits to this base: 0 to 7 are exact in every KV dtype, fp8 included."""
 
@@ -79,20 +84,6 @@ class RowPlace:
         return layer.as_strided(sizes, strides, int(layer.storage_offset()) + self.start)
 
 
-def latent_place(layer: Tensor, row: int) -> RowPlace:
-    """Return the place of MLA's latent rows in ``[B, 1, N, D]`` or ``[B, N, D]``.
-
-    Raises:
-        LayoutError: the layer has another shape, or its rows have gaps.
-    """
-    rows = layer.squeeze(1) if layer.dim() == 4 and layer.shape[1] == 1 else layer
-    if rows.dim() != 3 or rows.shape[2] != row or rows.stride(2) != 1:
-        shape = f"shape {[*layer.shape]}, strides {[*layer.stride()]}"
-        raise LayoutError(f"a latent KV layer has {shape}: expected [blocks, 1, tokens, {row}] with rows in one piece")
-    tokens = Axis((rows.shape[1],), (rows.stride(1),))
-    return RowPlace(0, tokens, Axis((1,), (row,)), Axis((row,), (1,)))
-
-
 def measure_places(write: WriteBlock, block_tokens: int, num_heads: int, head_dim: int) -> tuple[RowPlace, RowPlace]:
     """Return where K's and V's rows lie in the blocks that *write* writes.
 
@@ -102,6 +93,18 @@ def measure_places(write: WriteBlock, block_tokens: int, num_heads: int, head_di
     Cost: some ten blocks are written.
     """
     shape = (2, block_tokens, num_heads, head_dim)
+    keys, values = _measured(lambda parts: write(parts[0].contiguous(), parts[1].contiguous()), shape)
+    return keys, values
+
+
+def measure_latent(write: WriteLatent, block_tokens: int, row: int) -> RowPlace:
+    """Return where MLA's rows lie in the blocks that *write* writes. Raises and costs as `measure_places`."""
+    (place,) = _measured(lambda parts: write(parts[0, :, 0].contiguous()), (1, block_tokens, 1, row))
+    return place
+
+
+def _measured(write: _WriteParts, shape: tuple[int, int, int, int]) -> list[RowPlace]:
+    """Return the places of each part of ``[parts, N, H, D]``, which *write* stores."""
     indices = [torch.arange(size).view([-1 if axis == at else 1 for at in range(4)]) for axis, size in enumerate(shape)]
     number = (indices[0] * shape[1] + indices[1]) * shape[2] + indices[2]
     number = (number * shape[3] + indices[3] + 1).expand(shape)
@@ -112,16 +115,15 @@ def measure_places(write: WriteBlock, block_tokens: int, num_heads: int, head_di
     if (places < 0).any() or torch.unique(places).numel() != places.numel():
         missing = int((places < 0).sum())
         raise LayoutError(f"of {places.numel()} elements of a block {missing} are not found again in vLLM's KV cache")
-    return _place(places[0]), _place(places[1])
+    return [_place(part) for part in places]
 
 
-def _read_back(write: WriteBlock, number: Tensor) -> Tensor:
+def _read_back(write: _WriteParts, number: Tensor) -> Tensor:
     """Return the element number found at each element of the block's memory; 0 where nothing was written."""
     found = torch.zeros((), dtype=torch.float64)
     weight = 1
     while weight <= number.numel():
-        digit = (number // weight % _DIGITS).to(torch.float32)
-        memory = write(digit[0].contiguous(), digit[1].contiguous()).double()
+        memory = write((number // weight % _DIGITS).to(torch.float32)).double()
         if not torch.equal(memory, memory.round()) or memory.min() < 0 or memory.max() >= _DIGITS:
             raise LayoutError(
                 "vLLM's KV cache does not give back the values that were written: its format is not known"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from hicache_storage import telemetry
 from hicache_storage.engine_integration.adapters.vllm.chain import PageChain
@@ -44,6 +45,8 @@ class _Request:
         full_pages: leading pages that are computed.
         loading: blocks that a load fills -> the page of each.
         failed: a load of it failed; the rest is computed.
+        doubtful_step: the last step before it began in which another connector filled blocks, perhaps some of its own.
+        is_stale: the store was emptied since it came: its KV is not shared.
     """
 
     tokens: Sequence[int]
@@ -55,6 +58,19 @@ class _Request:
     block_ids: list[int] = field(default_factory=list)
     loading: dict[int, int] = field(default_factory=dict)
     failed: bool = False
+    doubtful_step: int = 0
+    is_stale: bool = False
+
+
+class Sharing(Enum):
+    """Whether requests share KV through the store.
+
+    WAITS: the store is being emptied; new requests wait for the end of that. NEVER: it could not be emptied.
+    """
+
+    ON = auto()
+    WAITS = auto()
+    NEVER = auto()
 
 
 class SchedulerSide:
@@ -77,6 +93,11 @@ class SchedulerSide:
         self._writes = writes
         self._requests: dict[str, _Request] = {}
         self._loads: list[PageLoad] = []
+        self._sharing = Sharing.ON
+        self._steps = 0
+        self._steps_over = 0
+        self._drop_step = 0
+        self._doubtful_step = 0
 
     def match(self, request_id: str, tokens: Sequence[int], seed: str | None, local_tokens: int) -> int | None:
         """Return how many tokens behind the *local_tokens* the store has; None = ask again later.
@@ -89,10 +110,12 @@ class SchedulerSide:
             local_tokens: tokens that vLLM has itself, whole blocks.
         """
         request = self._requests.get(request_id)
+        if request is None and self._sharing is not Sharing.ON:
+            return None if self._sharing is Sharing.WAITS else 0
         if request is None:
             request = self._requests[request_id] = _Request(tokens, PageChain(tokens, self._page_tokens, seed))
         request.local_tokens = local_tokens
-        if request.failed:
+        if request.failed or request.is_stale:
             return 0
         if request.hit_pages is None:
             request.hit_pages = self._found(request_id, request)
@@ -122,13 +145,47 @@ class SchedulerSide:
             )
         )
 
-    def step(self, progress: Sequence[Progress], *, idle: bool) -> StepWork:
-        """Return what the workers have to do in this step."""
+    def step(self, progress: Sequence[Progress], *, idle: bool, doubtful: bool = False) -> StepWork:
+        """Return what the workers have to do in this step.
+
+        Args:
+            idle: it computes nothing.
+            doubtful: another connector fills blocks in it. If that fails, vLLM says so only when the step is over, so
+                requests that begin until then are stored later.
+        """
         if idle and not self._loads:
             self._lookups.wait(_IDLE_WAIT_S)
+        self._steps += 1
+        if doubtful:
+            self._doubtful_step = self._steps
         saves = [save for one in progress if (save := self._advance(one)) is not None]
         loads, self._loads = self._loads, []
-        return StepWork(loads, saves, idle)
+        drops = self._drop_step == self._steps
+        return StepWork(loads, saves, idle, self._steps if drops or doubtful else None, drops)
+
+    def step_over(self, number: int) -> None:
+        """All workers have ended that step, which was awaited."""
+        self._steps_over = max(self._steps_over, number)
+
+    def reset(self) -> None:
+        """Share nothing of what is known: the store is being emptied.
+
+        What the workers were given is dropped with the next step; new requests wait until `emptied` is called.
+        """
+        for request_id, request in self._requests.items():
+            self._lookups.forget(request_id)
+            request.is_stale = True
+        self._sharing = Sharing.WAITS
+        self._drop_step = self._steps + 1
+
+    @property
+    def nothing_on_its_way(self) -> bool:
+        """Whether the store waits to be emptied, and all workers have dropped what they had to store."""
+        return self._sharing is Sharing.WAITS and self._steps_over >= self._drop_step
+
+    def emptied(self, *, is_empty: bool) -> None:
+        """Share again; if the store could not be emptied, nothing until the next `reset`."""
+        self._sharing = Sharing.ON if is_empty else Sharing.NEVER
 
     def loads_ended(self, request_ids: Sequence[str], failed_blocks: set[int]) -> None:
         """The loads of these requests are done; what failed is computed again, and stored again.
@@ -158,7 +215,7 @@ class SchedulerSide:
         """VLLM forgets the request. What is being stored of it goes on."""
         self._lookups.forget(request_id)
         request = self._requests.pop(request_id, None)
-        if request is not None and self._writes:
+        if request is not None and self._writes and not request.is_stale:
             left_out = max(0, request.full_pages - request.settled_pages)
             self._counters.add(f"{telemetry.PAGES_NOT_STORED}.staging_full", left_out)
 
@@ -178,12 +235,13 @@ class SchedulerSide:
         # Scheduled: what the store had is used. Should vLLM preempt the request, the store has more by then.
         request.hit_pages = None
         if progress.replaces:
+            request.doubtful_step = self._doubtful_step
             request.block_ids = list(progress.block_ids)
         else:
             request.block_ids += progress.block_ids
         request.full_pages = min(progress.computed_tokens, len(request.tokens)) // self._page_tokens
         pages = range(request.settled_pages, request.full_pages)
-        if not self._writes or not pages:
+        if not self._writes or not pages or request.is_stale or request.doubtful_step > self._steps_over:
             return None
         request.settled_pages = pages.stop
         hashes = request.chain.up_to(pages.stop)

@@ -45,8 +45,12 @@ class StepWork:
 
     Attributes:
         idle: the step computes nothing, so a worker may sleep until a load is done.
+        number: of the step, if the scheduler wants to hear from every worker that it is over.
+        drops_saves: what earlier steps gave to be stored is not to be stored any more.
     """
 
     loads: list[PageLoad] = field(default_factory=list)
     saves: list[PageSave] = field(default_factory=list)
     idle: bool = False
+    number: int | None = None
+    drops_saves: bool = False

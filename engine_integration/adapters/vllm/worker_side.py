@@ -1,8 +1,8 @@
 """A worker's half: fills blocks from the store and stores blocks, beside the engine's own work.
 
 What is stored is copied out of vLLM's blocks before the step ends, so vLLM may use them again at once; where there is
-no room for a copy, the scheduler is told and asks again in a later step. What is loaded goes into blocks that vLLM uses only once it is told that the load has ended; blocks that could not be filled are
-named, and vLLM computes them.
+no room for a copy, the scheduler is told and asks again in a later step. What is loaded goes into blocks that vLLM
+uses only once it is told that the load has ended; blocks that could not be filled are named, and vLLM computes them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class WorkerSide:
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="hicache-save")
         self._loading: dict[Future[list[int]], PageLoad] = {}
         self._saving: set[Future[None]] = set()
+        self._drops = 0
 
     @property
     def pools(self) -> list[HostPool]:
@@ -87,11 +88,14 @@ class WorkerSide:
     def submit_saves(self, work: StepWork) -> dict[str, int]:
         """Copy the pages that the step has computed out of their blocks and start to store them.
 
-        Does not wait for the store.
+        Does not wait for the store, but where the step drops what earlier ones gave: nothing of that is stored later.
 
         Returns:
             Requests of which some pages found no room, each with the first of those, counted from its start.
         """
+        if work.drops_saves:
+            self._drops += 1
+            wait(self._saving)
         self._forget_saved()
         postponed: dict[str, int] = {}
         if self._save_pool is None:
@@ -197,12 +201,13 @@ class WorkerSide:
                 first = position + start
                 ids = save.block_ids[first * per_page : (first + len(part)) * per_page]
                 self._copy_out(ids, pool.rows[part.start : part.stop])
-        ready = mark_of_caller(self._blocks.device)
+        ready, drops = mark_of_caller(self._blocks.device), self._drops
 
         def store() -> None:
             try:
                 ready.wait()
-                self._pages.write_pages(save.page_hashes[:count], pool.pages(slots), prefix=save.prefix)
+                if drops == self._drops:
+                    self._pages.write_pages(save.page_hashes[:count], pool.pages(slots), prefix=save.prefix)
             finally:
                 pool.slots.free(slots)
 

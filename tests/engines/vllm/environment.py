@@ -58,10 +58,14 @@ class VllmEnvironment:
         link_tree.build(tree)
         (tree / "tests").symlink_to(link_tree.ROOT / "tests")
         _name_backends(tree)
+        temporary = tree / "tmp"
+        temporary.mkdir()
         return os.environ | {
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(tree),
+            "TMPDIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.venv / "inductor"),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             # Several engines share few cores here, and several ranks one NUMA node.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

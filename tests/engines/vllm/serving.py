@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -20,6 +23,11 @@ from tests.engines.vllm.environment import ENVIRONMENT
 BLOCK_TOKENS = 32
 _START_WITHIN_S = 300.0
 _ANSWER_WITHIN_S = 120.0
+_END_WITHIN_S = 120.0
+_SHARED_MEMORY = Path("/dev/shm")
+
+Adapter: TypeAlias = tuple[str, int, str]
+"""Name, number and folder of a LoRA adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,20 @@ def s3_options(server: SeaweedFS) -> dict[str, object]:
     return {"backend": "s3", "extra_config": extra}
 
 
+def rendezvous_of(folder: Path) -> set[str]:
+    """Return the names under which ranks have met whose temporary files are in *folder*; no two engines share one."""
+    return {path.name for path in folder.glob("vllm_dist_*")}
+
+
+def remove_shared_memory(names: set[str], folder: Path = _SHARED_MEMORY) -> None:
+    """Remove what the ranks of these rendezvous have left in shared memory: vLLM's ranks on a CPU never do."""
+    for name in names:
+        for path in folder.glob(f"{name}-*"):
+            path.unlink(missing_ok=True)
+
+
 class Serving:
-    """An engine in a process of its own, up when entered, shut down when left.
+    """An engine in a process of its own, up when entered, shut down when left. Leaves no files and no processes.
 
     Args:
         model: a safetensors folder.
@@ -86,6 +106,8 @@ class Serving:
     def __enter__(self) -> Self:
         tree = Path(self._folder.name) / "tree"
         environ = ENVIRONMENT.environ(tree)
+        self._temporary = Path(environ["TMPDIR"])
+        self._rendezvous: set[str] = set()
         command = [str(ENVIRONMENT.python), "-m", "tests.engines.vllm.served", str(self._model)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -96,9 +118,11 @@ class Serving:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,
             )
         try:
             assert self._reply(_START_WITHIN_S) == {"ready": True}
+            self._rendezvous = rendezvous_of(self._temporary)
         except BaseException:
             self._kill()
             raise
@@ -112,6 +136,7 @@ class Serving:
                 assert self._process.stdin is not None
                 self._process.stdin.close()
                 assert self._reply(_ANSWER_WITHIN_S) == {"ended": True}
+                self._process.wait(_END_WITHIN_S)
         finally:
             self._kill()
 
@@ -120,20 +145,28 @@ class Serving:
         """What the engine has logged."""
         return self._log.read_text(errors="replace")
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = 8, **inputs: object) -> Answer:
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int = 8, adapter: Adapter | None = None, **inputs: object
+    ) -> Answer:
         """Return the greedy continuation of *prompt*."""
-        return self.ask_all([prompt], max_tokens, **inputs)[0]
+        return self.ask_all([prompt], max_tokens, adapter, **inputs)[0]
 
-    def ask_all(self, prompts: Sequence[Sequence[int]], max_tokens: int = 8, **inputs: object) -> list[Answer]:
+    def ask_all(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int = 8, adapter: Adapter | None = None, **inputs: object
+    ) -> list[Answer]:
         """Return the greedy continuations of prompts that are served side by side."""
-        reply = self._order({"prompts": list(map(list, prompts)), "max_tokens": max_tokens, "inputs": inputs})
-        found = msgspec.convert(reply, _Answers)
+        order = {"prompts": list(map(list, prompts)), "max_tokens": max_tokens, "adapter": adapter, "inputs": inputs}
+        found = msgspec.convert(self._order(order), _Answers)
         pairs = zip(found.tokens, found.cached, strict=True)
         return [Answer(tuple(tokens), cached, found.elapsed_s) for tokens, cached in pairs]
 
     def forget(self) -> None:
         """Let the engine forget the KV that it keeps itself."""
         assert self._order({"forget": True}) == {"forgotten": True}
+
+    def reset(self) -> None:
+        """Let the engine forget the KV that it keeps itself, and its connector's store too, as for other weights."""
+        assert self._order({"reset": True}) == {"reset": True}
 
     def settle(self) -> None:
         """Wait until the worker has stored what it had to."""
@@ -162,9 +195,12 @@ class Serving:
         return reply
 
     def _kill(self) -> None:
-        self._process.kill()
+        # The engine leads a group of its own: its ranks end with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+        remove_shared_memory(self._rendezvous | rendezvous_of(self._temporary))
         self._folder.cleanup()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hicache_storage.engine_integration.adapters.vllm.blocks import EngineBlocks
-from hicache_storage.engine_integration.adapters.vllm.row_place import WriteBlock, latent_place, measure_places
+from hicache_storage.engine_integration.adapters.vllm.row_place import WriteBlock, measure_latent, measure_places
 from hicache_storage.errors import LayoutError
 from hicache_storage.layout import Grid, KVShape, Shard, ShardLayout
 from tests.engines.vllm.test_row_place import PACKINGS, D, H, N
@@ -87,7 +87,7 @@ def test_latent_blocks_are_pages_of_whole_rows() -> None:
     layers = [torch.randint(0, 99, (5, 1, 4, 12)).to(torch.bfloat16) for _ in range(2)]
     pages = torch.empty(1, layout.page_nbytes, dtype=torch.uint8)
 
-    EngineBlocks(layers, latent_place(layers[0], 12), None, layout).gather([4, 1], pages)
+    EngineBlocks(layers, measure_latent(Tensor.flatten, 4, 12), None, layout).gather([4, 1], pages)
 
     wanted = torch.stack([layer[[4, 1]].reshape(8, 12) for layer in layers])
     assert torch.equal(pages.view(torch.bfloat16).view(2, 8, 12), wanted)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hicache_storage.engine_integration.adapters.vllm.row_place import (
     Axis,
     WriteBlock,
-    latent_place,
+    measure_latent,
     measure_places,
 )
 from hicache_storage.errors import LayoutError
@@ -37,6 +37,11 @@ def tiles(keys: Tensor, values: Tensor) -> Tensor:
     k = keys.view(N // 16, 16, H, D // 2, 2).permute(2, 0, 3, 1, 4).flatten(1)
     v = values.view(N // 2, 2, H, D // 16, 16).permute(2, 3, 0, 4, 1).flatten(1)
     return torch.cat([k, v], dim=1).flatten()
+
+
+def two_kernel_blocks(latent: Tensor) -> Tensor:
+    """As where the attention kernel's block is half of vLLM's, with a gap behind each half."""
+    return torch.nn.functional.pad(latent.view(2, -1), (0, 40)).flatten()
 
 
 PACKINGS = [token_major, head_major, halves_with_transposed_keys, tiles]
@@ -80,17 +85,18 @@ def test_rows_that_do_not_come_back_are_refused() -> None:
         measure_places(lambda keys, values: keys.flatten(), N, H, D)
 
 
-def test_latent_rows_are_taken_as_they_lie() -> None:
-    layer = torch.arange(2 * 4 * 8, dtype=torch.float32).view(2, 1, 4, 8)
+def test_latent_rows_are_read_where_the_engine_writes_them() -> None:
+    latent = torch.randn(N, 24)
 
-    cells = latent_place(layer, 8).cells(layer)
+    place = measure_latent(two_kernel_blocks, N, 24)
 
-    assert torch.equal(cells.reshape(2, 4, 8), layer[:, 0])
+    blocks = torch.stack([two_kernel_blocks(-latent), two_kernel_blocks(latent)])
+    assert torch.equal(place.cells(blocks)[1].reshape(N, 24), latent)
 
 
 def test_latent_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(LayoutError, match="expected"):
-        latent_place(torch.zeros(2, 1, 4, 9), 8)
+    with pytest.raises(LayoutError, match="not found again"):
+        measure_latent(lambda latent: latent[:, :-1].flatten(), N, 24)
 
 
 @pytest.mark.parametrize(

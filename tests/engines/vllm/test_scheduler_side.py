@@ -253,3 +253,83 @@ def test_finished_request_is_forgotten_with_its_question() -> None:
     store.gate.set()
 
     assert not half.lookups.is_asked("r")
+
+
+def test_load_that_outlives_its_request_concerns_nobody() -> None:
+    half = Half(Store(HASHES))
+    half.match(TOKENS)
+    half.side.allocated("r", range(11), 40)
+    half.side.finished("r")
+
+    half.side.loads_ended(["r"], {4})
+
+    assert half.counters[telemetry.LOAD_FAILED] == 0
+    assert half.match(TOKENS) == 40
+
+
+@pytest.mark.parametrize("begins", [0, 1], ids=["with-it", "before-it-is-over"])
+def test_what_begins_while_another_connector_loads_is_stored_once_that_step_is_over(begins: int) -> None:
+    """vLLM counts the tokens of a request anew if that load has failed, and says so only then."""
+    half = Half(Store())
+    half.match(TOKENS)
+    first = [Progress("r", range(5), replaces=True, computed_tokens=20)]
+    steps = [first, [Progress("r", [], replaces=False, computed_tokens=20)]] if begins == 0 else [[], first]
+    loading = half.side.step(steps[0], idle=False, doubtful=True)
+    after = half.side.step(steps[1], idle=False)
+    assert loading.number is not None
+    assert (loading.saves, after.saves, after.number) == ([], [], None)
+
+    half.side.step_over(loading.number)
+
+    assert half.save(16) == PageSave("r", HASHES[:2], (), (0, 1, 2, 3))
+
+
+def test_what_began_before_another_connector_loads_is_stored_at_once() -> None:
+    half = Half(Store())
+    half.match(TOKENS)
+    half.save(4, [0], replaces=True)
+
+    work = half.side.step([Progress("r", [1], replaces=False, computed_tokens=8)], idle=False, doubtful=True)
+
+    assert work.saves == [PageSave("r", HASHES[:1], (), (0, 1))]
+
+
+def test_request_that_begins_while_the_store_is_emptied_waits() -> None:
+    store = Store(HASHES)
+    half = Half(store)
+    half.side.reset()
+
+    assert half.side.match("r", TOKENS, None, 0) is None
+    work = half.side.step([], idle=False)
+    assert work.drops_saves
+    assert work.number is not None
+    assert not half.side.nothing_on_its_way
+    half.side.step_over(work.number)
+    assert half.side.nothing_on_its_way
+    half.side.emptied(is_empty=True)
+
+    assert not half.side.step([], idle=False).drops_saves
+    assert half.match(TOKENS) == 40
+
+
+def test_request_from_before_the_store_was_emptied_shares_nothing() -> None:
+    half = Half(Store(HASHES[:1]))
+    half.match(TOKENS)
+    half.side.reset()
+    half.side.emptied(is_empty=True)
+
+    assert half.match(TOKENS) == 0
+    assert half.save(44, range(11), replaces=True) is None
+    half.side.finished("r")
+    assert half.counters[f"{telemetry.PAGES_NOT_STORED}.staging_full"] == 0
+
+
+def test_store_that_could_not_be_emptied_is_not_used() -> None:
+    store = Store(HASHES)
+    half = Half(store)
+    half.side.reset()
+    half.side.emptied(is_empty=False)
+
+    assert half.side.match("r", TOKENS, None, 0) == 0
+    assert half.save(44, range(11), replaces=True) is None
+    assert store.asked == []

@@ -1,4 +1,4 @@
-"""One rank stores, two ranks restore and store, one rank restores: real engines of both sizes over one store."""
+"""Each size stores, all others restore it: real engines with ranks and stages over one store."""
 
 from __future__ import annotations
 
@@ -6,52 +6,36 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.engines.vllm.serving import BLOCK_TOKENS, Serving, connector
+from tests.engines.vllm.small_models import VOCABULARY, save_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("served")]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small seeded Llama with two KV heads, sure enough of its answers not to mind another order of sums."""
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def test_any_tp_size_restores_what_another_has_stored(
-    vllm: None, model: Path, tmp_path: Path, rng: random.Random
-) -> None:
-    first, second = ([rng.randrange(512) for _ in range(300)] for _ in range(2))
+def test_any_size_restores_what_another_has_stored(vllm: None, tmp_path: Path, rng: random.Random) -> None:
+    model, store = save_llama(tmp_path / "model"), tmp_path / "kv"
+    by_one, by_ranks, by_stages = ([rng.randrange(VOCABULARY) for _ in range(300)] for _ in range(3))
     restored = 299 // BLOCK_TOKENS * BLOCK_TOKENS
-    options = {"backend": f"file://{tmp_path}", "fleet": "tp2", "page_tokens": BLOCK_TOKENS}
-    settings = {"skip_tokenizer_init": True}
-    two = settings | {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    transfer = connector({"backend": f"file://{store}", "fleet": "tp2,pp2", "page_tokens": BLOCK_TOKENS})
+    one: dict[str, object] = {"skip_tokenizer_init": True}
+    ranks = one | {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    stages = one | {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 
-    with Serving(model, connector(options), **settings) as serving:
-        by_one = serving.ask(first)
-    with Serving(model, connector(options), **two) as serving:
-        by_two = [serving.ask(first), serving.ask(second)]
-    with Serving(model, connector(options), **settings) as serving:
-        again = [serving.ask(second), serving.ask(second, cache_salt="cold")]
+    with Serving(model, transfer, **one) as serving:
+        first = [serving.ask(by_one)]
+    with Serving(model, transfer, **ranks) as serving:
+        second = [serving.ask(by_one), serving.ask(by_ranks)]
+    with Serving(model, transfer, **stages) as serving:
+        third = [serving.ask(by_one), serving.ask(by_ranks), serving.ask(by_stages)]
+    with Serving(model, transfer, **one) as serving:
+        fourth = [serving.ask(by_ranks), serving.ask(by_stages)]
+        cold = [serving.ask(prompt, cache_salt="cold") for prompt in (by_one, by_ranks, by_stages)]
 
-    assert by_one.tokens == by_two[0].tokens
-    assert by_two[1].tokens == again[0].tokens == again[1].tokens
-    assert [answer.cached for answer in (by_one, *by_two, *again)] == [0, restored, 0, restored, 0]
-    names = {path.name for path in tmp_path.rglob("*_L0-4_H*")}
-    assert {name.rpartition("_H")[2][:1] for name in names} == {"0", "1"}
+    assert [answer.cached for answer in first + second] == [0, restored, 0]
+    assert [answer.cached for answer in third + fourth] == [restored, restored, 0, restored, restored]
+    assert {answer.tokens for answer in (*first, second[0], third[0], cold[0])} == {cold[0].tokens}
+    assert {answer.tokens for answer in (second[1], third[1], fourth[0], cold[1])} == {cold[1].tokens}
+    assert {answer.tokens for answer in (third[2], fourth[1], cold[2])} == {cold[2].tokens}
+    suffixes = {path.name.partition("_L")[2] for path in store.rglob("*_L*")}
+    assert {suffix[:6] for suffix in suffixes} == {"0-2_H0", "0-2_H1", "2-4_H0", "2-4_H1"}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures._base import DoneAndNotDoneFutures
 
 import pytest
 import torch
 from torch import Tensor
 
 from hicache_storage import telemetry
+from hicache_storage.engine_integration.adapters.vllm import worker_side
 from hicache_storage.engine_integration.adapters.vllm.blocks import EngineBlocks
 from hicache_storage.engine_integration.adapters.vllm.row_place import measure_places
 from hicache_storage.engine_integration.adapters.vllm.work import PageLoad, PageSave, StepWork
@@ -16,6 +19,7 @@ from hicache_storage.engine_integration.adapters.vllm.worker_side import Ended, 
 from hicache_storage.engine_integration.page_store import PageStore
 from hicache_storage.layout import Grid, KVShape, Namespace, Shard, ShardLayout, page_hashes
 from hicache_storage.store import ObjectStore
+from hicache_storage.testing.faults import Fault, FaultyStore, Gate
 from hicache_storage.testing.memory import MemoryStore
 from tests.engines.vllm.test_row_place import tiles
 
@@ -165,6 +169,35 @@ def test_pages_without_room_are_named(store: ObjectStore) -> None:
     assert writer.save(range(5), tuple(range(10))) == {"r": 3}
     writer.side.close(30)
     assert writer.pages.lookup_prefix(HASHES[:5]) == 3
+
+
+def test_what_is_dropped_is_not_stored_later(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    writer = Worker(FaultyStore(store, [Fault("write", "delay", gate=gate)]), seed=5)
+    writer.save(range(1), (0, 1))
+    assert gate.entered.wait(30)
+    writer.save(range(1, 2), (2, 3))
+
+    def opening(writes: set[Future[None]], timeout_s: float | None = None) -> DoneAndNotDoneFutures[None]:
+        """The first write ends once the worker waits for it."""
+        gate.open()
+        return wait(writes, timeout_s)
+
+    monkeypatch.setattr(worker_side, "wait", opening)
+
+    writer.side.submit_saves(StepWork(drops_saves=True))
+    writer.side.close(30)
+
+    assert writer.pages.lookup_prefix(HASHES[:2]) == 1
+
+
+def test_step_that_drops_what_was_given_stores_its_own(store: ObjectStore) -> None:
+    writer = Worker(store, seed=5)
+
+    writer.side.submit_saves(StepWork(saves=[PageSave("r", HASHES[:1], (), (0, 1))], drops_saves=True))
+    writer.side.close(30)
+
+    assert writer.pages.lookup_prefix(HASHES[:1]) == 1
 
 
 def test_loads_of_several_requests_end_each_for_itself(store: ObjectStore) -> None:
