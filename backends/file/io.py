@@ -7,14 +7,20 @@ Interrupted calls are repeated by Python itself (PEP 475).
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
-from hicache_storage.types import ObjectWrite, ReadableBuffer, WritableBuffer, nbytes_of
+from hicache_storage.types import ObjectWrite, ReadableBuffer, WritableBuffer
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 PIECE_NBYTES = 512 << 10
 """How much is read before the caller may hash it: it fits a core's cache, and the calls still cost little."""
+
+_WHOLE = 1 << 62
+"""A piece that holds every object."""
 
 
 def read_range(
@@ -35,71 +41,40 @@ def read_range(
     Returns:
         *nbytes*; less if the file ends before; more if *to_file_end* and it does not end there.
     """
-    if len(targets) < IOV_MAX:
-        done = _read_straight(fd, offset, targets, nbytes, to_file_end, on_filled)
-        if done >= nbytes:
-            return done
-    else:
-        done = 0
-    views = flat_views(targets)
-    if to_file_end:
-        views.append(memoryview(bytearray(1)))
-    while done < nbytes:
-        got = os.preadv(fd, window(views, done, _piece_nbytes(nbytes - done, to_file_end=to_file_end)), offset + done)
-        if got == 0:
-            break
+    done = 0
+    for piece, wanted in _pieces(targets, _WHOLE if on_filled is None else PIECE_NBYTES):
+        is_last = to_file_end and done + wanted == nbytes
+        got = os.preadv(fd, [*piece, bytearray(1)] if is_last else piece, offset + done)
         done += got
-        if on_filled is not None:
+        if on_filled is not None and got:
             on_filled(min(done, nbytes))
+        if got < wanted:
+            return _read_rest(fd, offset, targets, nbytes, done, to_file_end, on_filled)
     return done
 
 
-def _read_straight(
+def _read_rest(
     fd: int,
     offset: int,
     targets: Sequence[WritableBuffer],
     nbytes: int,
+    done: int,
     to_file_end: bool,
     on_filled: Callable[[int], None] | None,
 ) -> int:
-    """Read as `read_range` does, up to the first call that gives less than it was asked for; return what is in place.
-
-    This is the path that nearly every read takes to its end, so it does as little as possible.
-    """
-    done = 0
-    rest = targets
-    if on_filled is not None and targets and nbytes >= PIECE_NBYTES:
-        first = memoryview(targets[0]).cast("B")
-        while first.nbytes - done >= PIECE_NBYTES + PIECE_NBYTES // 2:
-            got = os.preadv(fd, (first[done : done + PIECE_NBYTES],), offset + done)
-            done += got
-            if got:
-                on_filled(done)
-            if got < PIECE_NBYTES:
-                return done
-        rest = [first[done:], *targets[1:]]
-        for piece, wanted in _groups(rest) if len(rest) > 2 else ():
-            got = os.preadv(fd, piece, offset + done)
-            done += got
-            if got:
-                on_filled(done)
-            if got < wanted:
-                return done
-            rest = rest[len(piece) :]
-    done += os.preadv(fd, [*rest, bytearray(1)] if to_file_end else rest, offset + done)
-    if done >= nbytes and on_filled is not None:
-        on_filled(nbytes)
+    """Go on reading as `read_range` does behind the first *done* bytes, where the kernel gave less than it was asked for."""
+    views = flat_views(targets)
+    if to_file_end:
+        views.append(memoryview(bytearray(1)))
+    end = nbytes + to_file_end
+    while done < end:
+        got = os.preadv(fd, window(views, done, min(PIECE_NBYTES, end - done)), offset + done)
+        if got == 0:
+            break
+        if on_filled is not None and done < nbytes:
+            on_filled(min(done + got, nbytes))
+        done += got
     return done
-
-
-def _groups(targets: Sequence[WritableBuffer]) -> Iterator[tuple[Sequence[WritableBuffer], int]]:
-    """Yield targets that are a piece together, and their bytes; the last target and those around it are left over."""
-    start = nbytes = 0
-    for stop, target in enumerate(targets[:-1], 1):
-        nbytes += nbytes_of(target)
-        if nbytes >= PIECE_NBYTES:
-            yield targets[start:stop], nbytes
-            start, nbytes = stop, 0
 
 
 def write_all(fd: int, write: ObjectWrite) -> None:
@@ -109,21 +84,64 @@ def write_all(fd: int, write: ObjectWrite) -> None:
     """
     tail = write.tail
     done = 0
-    if tail is None and len(write.payload) <= IOV_MAX:
-        done = os.pwritev(fd, write.payload, 0)
-    views = flat_views(write.payload)
-    nbytes = sum(map(len, views))
-    while done < nbytes:
-        wanted = nbytes - done if tail is None else _piece_nbytes(nbytes - done, to_file_end=False)
-        done += os.pwritev(fd, window(views, done, wanted), done)
-        if tail is not None:
+    for piece, wanted in _pieces(write.payload, _WHOLE if tail is None else PIECE_NBYTES):
+        _write(fd, piece, wanted, done)
+        done += wanted
+        if tail is not None and wanted:
             tail.advance(done)
     if tail is not None:
-        rest = memoryview(tail.finish())
-        while rest:
-            moved = os.pwrite(fd, rest, done)
-            done += moved
-            rest = rest[moved:]
+        rest = tail.finish()
+        _write(fd, (rest,), len(rest), done)
+
+
+def _write(fd: int, buffers: Sequence[ReadableBuffer], nbytes: int, offset: int) -> None:
+    done = os.pwritev(fd, buffers, offset)
+    while done < nbytes:
+        done += os.pwritev(fd, window(flat_views(buffers), done, nbytes - done), offset + done)
+
+
+Buffer = TypeVar("Buffer", ReadableBuffer, WritableBuffer)
+
+
+def _pieces(buffers: Sequence[Buffer], piece_nbytes: int) -> Iterator[tuple[Sequence[Buffer | memoryview], int]]:
+    """Yield *buffers* in groups for one system call each, and the bytes of each group.
+
+    A group has about *piece_nbytes*: large buffers are cut, small ones go together, and a rest of less than half
+    a piece goes with the group before.
+    """
+    pieces: Sequence[Buffer | memoryview] = buffers
+    sizes = _sizes(buffers)
+    if max(sizes, default=0) >= piece_nbytes + piece_nbytes // 2:
+        pieces = list(_cut(buffers, piece_nbytes))
+        sizes = _sizes(pieces)
+    ends = list(accumulate(sizes))
+    first = start = 0
+    while first < len(pieces):
+        stop = min(bisect_left(ends, start + piece_nbytes, first) + 1, len(pieces))
+        if ends[-1] - ends[stop - 1] < piece_nbytes // 2:
+            stop = len(pieces)
+        stop = min(stop, first + IOV_MAX - 1)
+        yield pieces[first:stop], ends[stop - 1] - start
+        first, start = stop, ends[stop - 1]
+
+
+def _cut(buffers: Iterable[ReadableBuffer], piece_nbytes: int) -> Iterator[memoryview]:
+    for view in flat_views(buffers):
+        start = 0
+        while len(view) - start >= piece_nbytes + piece_nbytes // 2:
+            yield view[start : start + piece_nbytes]
+            start += piece_nbytes
+        yield view[start:]
+
+
+def total_nbytes(buffers: Sequence[ReadableBuffer]) -> int:
+    """Return the bytes of all *buffers* together."""
+    return sum(_sizes(buffers))
+
+
+def _sizes(buffers: Sequence[ReadableBuffer]) -> list[int]:
+    # nbytes_of, spelled out: an object may lie in hundreds of places.
+    return [buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers]
 
 
 def flat_views(buffers: Iterable[ReadableBuffer]) -> list[memoryview]:
@@ -146,10 +164,3 @@ def window(views: Sequence[memoryview], start: int, nbytes: int) -> list[memoryv
         if nbytes == 0 or len(cut) == IOV_MAX:
             break
     return cut
-
-
-def _piece_nbytes(remaining: int, *, to_file_end: bool) -> int:
-    """Return the size of the next piece; a rest of less than half a piece goes with the one before."""
-    if remaining < PIECE_NBYTES + PIECE_NBYTES // 2:
-        return remaining + to_file_end
-    return PIECE_NBYTES

@@ -186,9 +186,7 @@ class FileStore(ObjectStore):
 
     def _read_open(self, fd: int, read: RangeRead) -> None:
         offset, targets, object_nbytes = read.offset, read.targets, read.object_nbytes
-        nbytes = 0
-        for target in targets:
-            nbytes += target.nbytes if isinstance(target, memoryview) else len(target)
+        nbytes = io.total_nbytes(targets)
         to_file_end = nbytes > 0 and object_nbytes == offset + nbytes
         if not to_file_end and (nbytes == 0 or offset < 0 or object_nbytes is not None):
             self._check_size(fd, read, nbytes)
@@ -229,7 +227,7 @@ class FileStore(ObjectStore):
     def _write(self, write: ObjectWrite) -> WriteResult:
         key = write.key
         path = self._path_to_change(key, "write")
-        nbytes = write.nbytes
+        nbytes = io.total_nbytes(write.payload) + (0 if write.tail is None else write.tail.nbytes)
         if self._is_there(key, path, nbytes):
             return WriteResult.ALREADY_THERE
         try:

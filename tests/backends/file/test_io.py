@@ -76,6 +76,18 @@ def test_what_goes_to_many_places_comes_piece_by_piece_and_its_trailer_costs_no_
     assert seen == [PIECE_NBYTES, len(body)]
 
 
+def test_a_trailer_behind_places_of_odd_sizes_costs_no_piece(tmp_path: Path) -> None:
+    sizes = [PIECE_NBYTES * 3 // 4, PIECE_NBYTES * 3 // 4, TRAILER_NBYTES]
+    (tmp_path / "object").write_bytes(os.urandom(sum(sizes)))
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    seen: list[int] = []
+
+    read_range(fd, 0, [bytearray(size) for size in sizes], sum(sizes), True, seen.append)
+
+    os.close(fd)
+    assert seen == [sum(sizes)]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_many_places_are_filled_like_one(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -159,6 +171,26 @@ def test_what_the_kernel_moves_in_small_steps_is_moved_whole(
 
     os.close(fd)
     assert (got, b"".join(targets)) == (len(body), body)
+
+
+@pytest.mark.parametrize("places", [2, IOV_MAX, IOV_MAX + 1, 2 * IOV_MAX + 1])
+def test_a_file_that_is_too_long_is_found_out_also_after_a_short_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    (tmp_path / "object").write_bytes(bytes(places + 1))
+    steps = iter([1])
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, to, at: preadv(fd, window(flat_views(to), 0, next(steps, IOV_MAX * 2)), at)
+    )
+    fd = os.open(tmp_path / "object", os.O_RDONLY)
+    seen: list[int] = []
+
+    got = read_range(fd, 0, [bytearray(1) for _ in range(places)], places, True, seen.append)
+
+    os.close(fd)
+    assert got == places + 1
+    assert seen == sorted(set(seen))
 
 
 def test_places_of_odd_sizes_are_written_in_order_with_a_tail(tmp_path: Path) -> None:
