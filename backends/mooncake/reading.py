@@ -117,6 +117,8 @@ class Reader:
 
     def _transfer(self, client: Client, call: Call, reading: Reading, endpoint: str, indexes: list[int]) -> None:
         """Settle the reads of objects on one node, but leave those open whose objects changed meanwhile."""
+        if reading.again:
+            _take_back(call, reading, indexes)
         filled = dict.fromkeys(indexes, 0)
         bodies = [Body(index, reading.requests[index].offset, reading.requests[index].targets) for index in indexes]
         names = {reading.names[index] for index in indexes}
@@ -159,9 +161,7 @@ class Reader:
         with call.caller_memory():
             for part in piece.parts:
                 if part.request in filled:
-                    request = reading.requests[part.request]
-                    # What a hook was told of a first attempt cannot be taken back.
-                    _hand_over_part(slot, part, None if reading.again else request.on_filled, filled)
+                    _hand_over_part(slot, part, reading.requests[part.request].on_filled, filled)
 
 
 def _get(client: Client, reading: Reading, piece: Piece, in_session: set[str]) -> dict[int, int]:
@@ -192,6 +192,15 @@ def _get(client: Client, reading: Reading, piece: Piece, in_session: set[str]) -
         index: OK if nbytes == wanted[index] else nbytes if nbytes < 0 else TRANSFER_FAIL
         for index, nbytes in moved.items()
     }
+
+
+def _take_back(call: Call, reading: Reading, indexes: list[int]) -> None:
+    """The callers' hooks know that what they were told of a first attempt is no longer in place."""
+    with call.caller_memory():
+        for index in indexes:
+            on_filled = reading.requests[index].on_filled
+            if on_filled is not None:
+                on_filled(0)
 
 
 def _never(buffer: ReadableBuffer) -> None:

@@ -108,6 +108,8 @@ class LargeObjects:
         """
         before: Found | None = None
         for _ in range(_TRIES):
+            if read.on_filled is not None:
+                read.on_filled(0)  # Whoever calls has tried to read a single value, and may have met some bytes.
             found = self.found(read.key, key, trip)
             if found is None:
                 return False
@@ -173,12 +175,13 @@ class LargeObjects:
     def _fetch(self, read: RangeRead, nbytes: int, key: bytes, found: Found, trip: Trip) -> bool:
         """Fill the targets of *read*; return whether all chunks were there."""
         calls: list[Call[bool]] = []
+        front = _Front(read.on_filled)
         done = 0
         for chunk, start, stop in _chunks(found, read.offset, read.offset + nbytes):
             chunk_key = _chunk_key(key, found, chunk)
             command = encode(b"GETRANGE", chunk_key, b"%d" % start, b"%d" % (stop - 1))
             targets = _cut(read.targets, done, stop - start)
-            receive = partial(_receive_chunk, targets, stop - start, _shifted(read.on_filled, done))
+            receive = partial(_receive_chunk, targets, stop - start, front.hook(done, stop - start))
             calls.append(Call(read.key, chunk_key, command, receive))
             done += stop - start
         return all(self._all(calls, found.chunk_nbytes, trip))
@@ -226,11 +229,26 @@ def _cut(buffers: Sequence[WritableBuffer] | Sequence[ReadableBuffer], offset: i
     return views
 
 
-def _shifted(on_filled: Callable[[int], None] | None, done: int) -> Callable[[int], None] | None:
-    if on_filled is None:
-        return None
-    told = on_filled
-    return lambda nbytes: told(done + nbytes)
+class _Front:
+    """How far a range is filled from its start on: a server that hands a slot over sends chunks out of order."""
+
+    def __init__(self, on_filled: Callable[[int], None] | None) -> None:
+        self._told = on_filled
+        self._nbytes = 0
+
+    def hook(self, start: int, nbytes: int) -> Callable[[int], None] | None:
+        """Return what to tell of the chunk that fills *nbytes* of the range from *start* on; None if nobody listens."""
+        told = self._told
+        if told is None:
+            return None
+
+        def on_filled(done: int) -> None:
+            if start == self._nbytes:
+                told(start + done)
+                if done == nbytes:
+                    self._nbytes += nbytes
+
+        return on_filled
 
 
 def _receive_chunk(

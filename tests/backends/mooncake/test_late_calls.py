@@ -13,6 +13,7 @@ from hicache_storage.backends.mooncake import MooncakeOptions, MooncakeStore
 from hicache_storage.backends.mooncake.engine import engine_for
 from hicache_storage.deadline import within
 from hicache_storage.errors import StoreUnavailable
+from hicache_storage.layout.trailer import BlockHasher
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.types import ObjectWrite, RangeRead, Status
 from tests.backends.mooncake.fake_sdk import FakeClient, Gate
@@ -205,6 +206,25 @@ def test_an_object_that_was_replaced_while_it_was_read_is_read_again(fake: FakeC
         assert reading.result(_PATIENT_S)
 
     assert target == body_of("replacement", _NBYTES)
+
+
+def test_what_a_reader_hashed_of_an_object_that_was_replaced_meanwhile_is_hashed_again(
+    fake: FakeClient, open_store: OpenStore
+) -> None:
+    replacement = body_of("replacement", _NBYTES)
+    stored = replacement + b"\0"
+    store = open_store(local_buffer_nbytes=1 << 20)  # half of it a thread: the object comes in two pieces
+    target = bytearray(_NBYTES)
+    hasher = BlockHasher(memoryview(target), 4096, seed=0)
+
+    def replace_and_hash(nbytes: int) -> None:
+        fake.bodies["k"] = stored
+        hasher.advance(nbytes)
+
+    [outcome] = store.read_many([RangeRead("k", 0, [target], None, replace_and_hash)])
+
+    assert (outcome.status, bytes(target)) == (Status.HIT, replacement)
+    assert hasher.packed() == BlockHasher(memoryview(replacement), 4096, seed=0).packed()
 
 
 def test_an_object_that_was_removed_while_it_was_read_is_a_miss(fake: FakeClient, open_store: OpenStore) -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hicache_storage.backends.redis import RedisOptions, RedisStore
+from hicache_storage.backends.redis.exchange import Call, Exchange, Trip
 from hicache_storage.config import Secret
-from hicache_storage.errors import CorruptObject, StoreFull
+from hicache_storage.errors import CorruptObject, StoreError, StoreFull
+from hicache_storage.layout.trailer import BlockHasher
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.hooks import fetched
 from hicache_storage.testing.services.redis_server import RedisServer
@@ -105,6 +109,48 @@ def test_a_missing_chunk_is_damage_and_heals(service: RedisService, options: Red
 
         assert fetched(store, "a", 0, len(_BODY)) == _BODY
     assert len(chunks(service, options)) == 11
+
+
+def test_what_a_reader_hashed_of_an_object_that_was_replaced_meanwhile_is_hashed_again(
+    service: RedisService, options: RedisOptions
+) -> None:
+    replacement = body_of("replacement", len(_BODY))
+    target = bytearray(len(_BODY))
+    hasher = BlockHasher(memoryview(target), 512, seed=0)
+    with RedisStore(options) as store, RedisStore(options) as other:
+        store.write("a", [_BODY])
+        service.client.delete(next(name for name in chunks(service, options) if name.endswith(b":4")))
+
+        def replace_and_hash(nbytes: int) -> None:
+            if service.observe(options, "a") != replacement:
+                other.delete_many(["a"])
+                other.write("a", [replacement])
+            hasher.advance(nbytes)
+
+        [outcome] = store.read_many([RangeRead("a", 0, [target], len(_BODY), replace_and_hash)])
+
+    assert (outcome.status, bytes(target)) == (Status.HIT, replacement)
+    assert hasher.packed() == BlockHasher(memoryview(replacement), 512, seed=0).packed()
+
+
+def test_chunks_that_come_out_of_order_are_hashed_in_order(
+    options: RedisOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do while a cluster moves a slot: what has been moved is asked for once more, elsewhere."""
+    ask = Exchange.all
+
+    def last_first(exchange: Exchange, calls: Sequence[Call[bool]], trip: Trip) -> list[bool | StoreError]:
+        return ask(exchange, calls[::-1], trip)[::-1]
+
+    target = bytearray(len(_BODY))
+    hasher = BlockHasher(memoryview(target), 512, seed=0)
+    with RedisStore(options) as store:
+        store.write("a", [_BODY])
+        monkeypatch.setattr(Exchange, "all", last_first)
+        [outcome] = store.read_many([RangeRead("a", 0, [target], len(_BODY), hasher.advance)])
+
+    assert outcome.status is Status.HIT
+    assert hasher.packed() == BlockHasher(memoryview(_BODY), 512, seed=0).packed()
 
 
 def test_a_short_chunk_is_damage(service: RedisService, options: RedisOptions) -> None:
