@@ -202,13 +202,13 @@ class PageStore:
         return outcomes + left_out
 
     def clear(self) -> int:
-        """Delete every object of this namespace and nothing else; return how many there were.
+        """Delete every object of this namespace and nothing else; return how many that were.
 
         The description goes first. So whatever another client stores meanwhile is either deleted with the rest,
         or stored by a write that ends later and leaves the description again.
 
         Raises:
-            StoreError: the store cannot list, or listing failed.
+            StoreError: the store cannot list, or listing or deleting failed; what could be deleted is gone all the same.
         """
         store = self._store.bare
         if not store.capabilities.listing:
@@ -216,10 +216,13 @@ class PageStore:
         store.delete(self._guard.key)
         self._guard.forget()
         mine = [info.key for info in store.list_keys("") if _digest_of(info.key) == self._digest]
-        deleted = 0
+        outcomes: list[Outcome] = []
         for start in range(0, len(mine), _DELETE_OBJECTS):
-            deleted += sum(map(bool, self._store.delete_many(mine[start : start + _DELETE_OBJECTS])))
-        return deleted
+            outcomes += self._store.delete_many(mine[start : start + _DELETE_OBJECTS])
+        failure = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        if failure is not None:
+            raise failure
+        return sum(map(bool, outcomes))
 
     def _count_pages(self, outcomes: Sequence[Outcome]) -> None:
         by_status = Counter(outcome.status for outcome in outcomes)

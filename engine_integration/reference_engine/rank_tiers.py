@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from hicache_storage.engine_integration.controller import Controller, Pools, StoreConnection
@@ -195,8 +195,8 @@ def _metrics(store: ObjectStore) -> dict[str, int]:
 def _give_up(store: ObjectStore, host: HostPool) -> None:
     """Use *store* no more: an error of its end is this rank's alone and comes too late to change anything."""
     try:
-        host.detach(store)
-        store.close()
+        with closing(store):
+            host.detach(store)
     except Exception:  # noqa: BLE001 - the SDK of any store, which may end in any way
         _log.warning("a store that is used no more did not close in order", exc_info=True)
 

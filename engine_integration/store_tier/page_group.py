@@ -78,10 +78,10 @@ class PageGroup:
         return usable
 
     def clear(self) -> int:
-        """Delete every object of every part's namespace, other ranks' included; return how many there were.
+        """Delete every object of every part's namespace, other ranks' included; return how many that were.
 
         Raises:
-            StoreError: the store cannot list, or listing failed.
+            StoreError: as `PageStore.clear`.
         """
         return sum(part.client.clear() for part in self._parts)
 

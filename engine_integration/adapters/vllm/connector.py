@@ -59,11 +59,11 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc] # vLLM ships no t
 
 
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc] # vLLM ships no types
-    """What workers say of one step, all together.
+    """What workers say of the steps since their last report, all together.
 
     Attributes:
         postponed: pages that workers had no room for: request id -> the first of them.
-        step: number of the step, if it is over and the scheduler waits for that.
+        step: number of the last step that is over and that the scheduler waits for.
     """
 
     def __init__(self, postponed: dict[str, int], step: int | None) -> None:
@@ -98,7 +98,8 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         self._scopes = Scopes()
         self._worker: WorkerSide | None = None
         self._ended = Ended(set(), set())
-        self._report: StepReport | None = None
+        self._postponed: dict[str, int] = {}
+        self._step_over: int | None = None
         self._lookups: Lookups | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._pages = PageStore(
@@ -242,8 +243,9 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
     def wait_for_save(self) -> None:
         if self._worker is not None:
             work = self._work()
-            postponed = self._worker.submit_saves(work)
-            self._report = StepReport(postponed, work.number) if postponed or work.number is not None else None
+            for request_id, page in self._worker.submit_saves(work).items():
+                self._postponed[request_id] = min(page, self._postponed.get(request_id, page))
+            self._step_over = work.number if work.number is not None else self._step_over
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002 - vLLM's call
         if self._worker is None:
@@ -255,7 +257,15 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         return self._ended.failed_blocks
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        return self._report
+        """Return what is new since the last call.
+
+        With drafts vLLM calls this before `wait_for_save` in the steps that compute: their reports come one step later.
+        """
+        if not self._postponed and self._step_over is None:
+            return None
+        report = StepReport(self._postponed, self._step_over)
+        self._postponed, self._step_over = {}, None
+        return report
 
     def shutdown(self) -> None:
         if self._lookups is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,20 +65,28 @@ class Scopes:
         VLLM keeps the KV of an adapter under the adapter's name: once the name has stood for two contents, KV of either may
         come from that cache. And where the files of a loaded adapter change, vLLM may load them again at any time.
         """
-        folder, place = Path(lora.lora_path), (lora.lora_int_id, lora.lora_path)
-        known = _Adapter(None) if lora.load_inplace else self._adapters.get(lora.lora_name)
-        try:
-            now = stamps(folder)
-            if known is None:
-                known = _Adapter(_name(lora, folder), {place: now})
-            elif place not in known.stamps and _name(lora, folder) == known.content:
-                known.stamps[place] = now
-            elif known.stamps.get(place) != now:
-                known.content = None
-        except OSError:
+        known = self._adapters.get(lora.lora_name)
+        if lora.load_inplace:
             known = _Adapter(None)
+        elif known is None or known.content is not None:
+            known = _looked_at(lora, known)
         self._adapters[lora.lora_name] = known
         return known.content
+
+
+def _looked_at(lora: LoRARequest, known: _Adapter | None) -> _Adapter:
+    """Return what is known of the adapter's name once its files have been looked at; takes *known* over."""
+    folder, place = Path(lora.lora_path), (lora.lora_int_id, lora.lora_path)
+    with suppress(OSError):
+        now = stamps(folder)
+        if known is None:
+            return _Adapter(_name(lora, folder), {place: now})
+        if known.stamps.get(place) == now:
+            return known
+        if place not in known.stamps and _name(lora, folder) == known.content:
+            known.stamps[place] = now
+            return known
+    return _Adapter(None)
 
 
 def _name(lora: LoRARequest, folder: Path) -> str | None:

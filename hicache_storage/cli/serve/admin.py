@@ -130,8 +130,9 @@ class Admin:
     async def _attach(self, backend: str, extra_config: str | None, must_answer: bool, timeout_s: float) -> None:
         try:
             await self._do(lambda command_id: Attach(command_id, backend, extra_config, must_answer), timeout_s)
-        except ApiError as error:
-            if error.code == ENGINE_TIMEOUT:
+        except (ApiError, asyncio.CancelledError) as error:
+            # A client that did not wait for the answer has cancelled this.
+            if not isinstance(error, ApiError) or error.code == ENGINE_TIMEOUT:
                 # It may be attached later, when this server says that it is not.
                 self._link.tell(Detach)
             raise

@@ -9,8 +9,8 @@ from hicache_storage.config import load_extra_config
 from hicache_storage.registry import ResolvedStore, resolve_store
 
 _USERINFO = re.compile(r"://\S*@")
-_CUT_OFF = re.compile(r"://[^/\s]*$")
-"""The end of a text that may have been cut off within a URL, in front of its ``@``."""
+_CUT_OFF = re.compile(r"://[^/\s]*(?=$|; )")
+"""The end of a text, or of a rank's part of it, that may have been cut off within a URL, in front of its ``@``."""
 
 
 @dataclass(frozen=True, slots=True)

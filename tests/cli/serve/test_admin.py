@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from hicache_storage.cli.serve.store_state import StoreState, describe_store
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush
-from tests.cli.serve.running_server import Options, RunningServer, running
+from tests.cli.serve.running_server import PATIENCE_S, Options, RunningServer, running
 
 STORE = "/hicache/storage-backend"
 NO_STORE: dict[str, object] = {"attached": False, "backend": None, "options": {}}
@@ -105,7 +106,30 @@ def test_store_that_is_attached_too_late_is_detached_again(server: RunningServer
     assert server.call("GET", STORE).json() == NO_STORE
 
 
-@pytest.mark.parametrize("why", ["redis://u:hunter2@kv:1/0 is down", "a text that ends within redis://u:hunter2"])
+def test_store_whose_client_did_not_wait_for_the_answer_is_detached_again(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    server.engine.be_mute()
+    body = f'{{"backend": "file://{tmp_path}"}}'.encode()
+
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as connection:
+        connection.sendall(f"PUT {STORE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        connection.sendall(body)
+        server.engine.wait_for(Attach)
+
+    server.engine.wait_for(Detach)
+    assert [type(command) for command in server.engine.commands] == [Attach, Detach]
+    assert server.call("GET", STORE).json() == NO_STORE
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "redis://u:hunter2@kv:1/0 is down",
+        "a text that ends within redis://u:hunter2",
+        "tp0pp0: a text that ends within redis://u:hunter2; tp1pp0: another one",
+    ],
+)
 def test_secrets_in_what_ranks_say_of_a_store_are_not_passed_on(server: RunningServer, why: str) -> None:
     server.engine.refuses_stores = why
 

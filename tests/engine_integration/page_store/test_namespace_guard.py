@@ -11,8 +11,9 @@ import pytest
 
 from hicache_storage import open_store, telemetry
 from hicache_storage.engine_integration.page_store import descriptor_key, read_descriptor
-from hicache_storage.errors import Unsupported
+from hicache_storage.errors import StoreUnavailable, Unsupported
 from hicache_storage.layout import KVShape
+from hicache_storage.testing.faults import Fault, FaultyStore
 from hicache_storage.testing.memory import MemoryOptions, MemoryStore
 from hicache_storage.types import ObjectInfo, Outcome
 from tests.engine_integration.page_store.coded import Deployment, coded_page, poisoned_pages, views
@@ -128,6 +129,18 @@ def test_store_that_cannot_list_is_not_cleared_by_half() -> None:
         deployment.client().clear()
 
     assert read_descriptor(store, deployment.namespace.digest) is not None
+
+
+def test_clear_that_leaves_an_object_behind_raises_and_deletes_the_others() -> None:
+    inner = MemoryStore(MemoryOptions())
+    Deployment(inner, SHAPE, GRID, ONE_RANK).write_all(HASHES)
+    kept = min(info.key for info in inner.list_keys() if info.key.startswith(HASHES[0]))
+    failing = FaultyStore(inner, [Fault("delete", "raise", key=kept)])
+
+    with pytest.raises(StoreUnavailable):
+        Deployment(failing, SHAPE, GRID, ONE_RANK).client().clear()
+
+    assert [info.key for info in inner.list_keys()] == [kept]
 
 
 def test_nothing_is_discarded_from_a_namespace_that_became_another_models(deployment: Deployment) -> None:

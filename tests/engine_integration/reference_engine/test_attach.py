@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from hicache_storage.middleware import FaultLayer, FaultOptions
 from hicache_storage.store import ObjectStore
 from hicache_storage.testing.faults import Fault, FaultyStore
 from hicache_storage.testing.memory import MemoryStore
+from hicache_storage.types import WritableBuffer
 from tests.engine_integration.reference_engine.asking import answered, ask, config, counters, turns
 from tests.engine_integration.reference_engine.places import Place
 from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
@@ -62,9 +64,8 @@ def test_a_store_that_does_not_answer_one_rank_is_attached_on_none(opens: OpenIt
     opens(make)
     with ThreadEngine(config(topology="tp2pp2")) as engine:
         refused = answered(engine, Attach(1, "shared", must_answer=True)).error
-        attached = counters(engine)[
-            "now.store_attached"
-        ]  # the others may have closed theirs after the first had answered
+        # The other ranks may close theirs after the first has answered; they have once all of them report.
+        attached = counters(engine)["now.store_attached"]
         closed_by_then = len(closed)
         again = answered(engine, Attach(2, "shared", must_answer=True)).error
 
@@ -138,3 +139,29 @@ def test_a_store_whose_end_fails_on_one_rank_is_detached_on_all_and_the_engine_g
 
     assert (attached, detached, answers["1"].reason, now) == (None, None, "length", 0)
     assert "no answer to the goodbye" in caplog.text
+
+
+def test_a_store_that_keeps_memory_it_was_lent_is_closed_all_the_same(
+    opens: OpenIt, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[int] = []
+
+    class Clinging(MemoryStore):
+        capabilities = replace(MemoryStore.capabilities, memory_registration=True)
+
+        def register_memory(self, buffer: WritableBuffer) -> None:
+            pass
+
+        def unregister_memory(self, buffer: WritableBuffer) -> None:
+            raise StoreUnavailable("it is in use")
+
+        def close(self) -> None:
+            closed.append(1)
+            super().close()
+
+    opens(Clinging)
+    with ThreadEngine(config()) as engine:
+        errors = [answered(engine, command).error for command in (Attach(1, "shared"), Detach(2))]
+
+    assert (errors, closed) == ([None, None], [1])
+    assert "it is in use" in caplog.text

@@ -18,8 +18,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 
 from hicache_storage.engine_integration.adapters.vllm import deployment
-from hicache_storage.engine_integration.adapters.vllm.connector import HiCacheConnector, StepReport
+from hicache_storage.engine_integration.adapters.vllm.connector import HiCacheConnector, StepMetadata, StepReport
 from hicache_storage.engine_integration.adapters.vllm.release import check_release
+from hicache_storage.engine_integration.adapters.vllm.work import StepWork
 from hicache_storage.errors import ConfigError
 from tests.engines.vllm.serving import connector
 
@@ -89,6 +90,20 @@ def together() -> object:
     return sorted(report.postponed.items()), report.step
 
 
+def told_later() -> object:
+    """Return what a worker reports, and again, if vLLM takes the report of one step behind the next."""
+    postponed = iter([{"a": 3, "b": 2}, {"a": 1}, {}])
+    worker = HiCacheConnector.__new__(HiCacheConnector)
+    worker._postponed, worker._step_over = {}, None
+    worker._worker = mock.Mock(submit_saves=lambda _: next(postponed))
+    for work in (StepWork(number=7), StepWork(), StepWork(idle=True)):
+        worker.bind_connector_metadata(StepMetadata(work))
+        worker.wait_for_save()
+    first, second = worker.build_connector_worker_meta(), worker.build_connector_worker_meta()
+    assert first is not None
+    return sorted(first.postponed.items()), first.step, second
+
+
 def main(model: str, store: str) -> None:
     """Print name -> text."""
     full, sliding = FullAttentionSpec(**_ATTENTION), SlidingWindowSpec(**_ATTENTION, sliding_window=128)
@@ -119,6 +134,7 @@ def main(model: str, store: str) -> None:
         "short": lambda: position(4096),
         "plain": lambda: position(8192, "yarn"),
         "report": together,
+        "later": told_later,
     }
     print(json.dumps({name: said(call) for name, call in calls.items()}))
 

@@ -184,7 +184,7 @@ class Serving:
 
     def _reply(self, within_s: float) -> dict[str, object]:
         assert self._process.stdout is not None
-        watchdog = threading.Timer(within_s, self._process.kill)
+        watchdog = threading.Timer(within_s, self._kill_group)
         watchdog.start()
         try:
             line = self._process.stdout.readline()
@@ -194,10 +194,13 @@ class Serving:
         reply: dict[str, object] = json.loads(line)
         return reply
 
-    def _kill(self) -> None:
-        # The engine leads a group of its own: its ranks end with it.
+    def _kill_group(self) -> None:
+        """Kill the engine and its ranks, which may hold its pipes: it leads a group of its own."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _kill(self) -> None:
+        self._kill_group()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

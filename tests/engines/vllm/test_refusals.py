@@ -78,3 +78,8 @@ def test_factors_of_a_longer_context_have_a_namespace_of_their_own(said: dict[st
 
 def test_workers_reports_of_a_step_become_one(said: dict[str, str]) -> None:
     assert said["report"] == str(([("a", 1), ("b", 2)], 7))
+
+
+def test_report_that_vllm_takes_a_step_later_is_not_lost(said: dict[str, str]) -> None:
+    """As it does with drafts where the next step computes nothing."""
+    assert said["later"] == str(([("a", 1), ("b", 2)], 7, None))

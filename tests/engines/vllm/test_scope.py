@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hicache_storage.engine_integration.adapters.vllm import scope as module
 from hicache_storage.engine_integration.adapters.vllm.scope import Scope, Scopes
 from hicache_storage.layout import request_seed
 
@@ -137,3 +138,12 @@ def test_adapter_that_is_loaded_in_place_is_not_shared(adapter: Path) -> None:
 
     assert scope(scopes, Asked(Adapter("a", 1, str(adapter), load_inplace=True))) is None
     assert scope(scopes, Asked(Adapter("a", 1, str(adapter)))) is None
+
+
+def test_files_of_an_adapter_that_is_not_shared_are_not_read(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fingerprint", lambda _: pytest.fail("read"))
+    scopes = Scopes()
+
+    for _ in range(2):
+        assert scope(scopes, Asked(Adapter("a", 1, str(adapter), load_inplace=True))) is None
+    assert scope(scopes, Asked(Adapter("a", 2, str(adapter)))) is None
