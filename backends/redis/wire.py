@@ -192,7 +192,7 @@ class Wire:
         """Return whether the next bytes are *expected*, and if so they were read; else nothing was.
 
         Where all is as it should be, this is one comparison instead of the parsing of several answers.
-        *expected* must be the start of an answer that is longer.
+        What comes must be as long as *expected*, or begin otherwise: more is waited for.
         """
         length = len(expected)
         while (there := min(self._stop - self._start, length)) < length:

@@ -202,7 +202,7 @@ class PageStore:
         return outcomes + left_out
 
     def clear(self) -> int:
-        """Delete every object of this namespace and nothing else; return how many that were.
+        """Delete every object of this namespace and nothing else; return how many there were.
 
         The description goes first. So whatever another client stores meanwhile is either deleted with the rest,
         or stored by a write that ends later and leaves the description again.

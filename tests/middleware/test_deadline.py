@@ -93,9 +93,11 @@ def test_write_that_comes_back_late_stores_what_it_was_given() -> None:
 def test_too_many_stuck_operations_fail_at_once_until_they_come_back() -> None:
     gate = Gate()
     store, _ = guarded(gate, "stat", PATIENT_S, stuck_limit=2)
-    for _ in range(2):
-        with within(SHORT_S), pytest.raises(StoreUnavailable, match="no answer"):
+    stuck = 0
+    while stuck < 2:
+        with within(SHORT_S), pytest.raises(StoreUnavailable) as caught:
             store.stat("k")
+        stuck += "no answer" in str(caught.value)  # On a busy machine the deadline may be over before it has begun.
 
     with pytest.raises(StoreUnavailable, match="2 operations are stuck"):
         store.stat("k")

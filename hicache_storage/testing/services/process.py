@@ -177,11 +177,6 @@ class ReservedPort:
             weakref.finalize(self, os.close, holder.detach())
 
 
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody has at this moment; the next moment somebody may."""
-    return ReservedPort().number
-
-
 def answers(port: int, request: bytes = b"", expected: bytes = b"") -> bool:
     """Say whether a server on loopback accepts a connection and, if *request* is given, answers with *expected*."""
     try:
