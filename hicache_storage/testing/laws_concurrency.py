@@ -68,6 +68,18 @@ class ConcurrencyLaws(StoreHooks):
 
         assert seen <= {None, b"corrupt", body}
 
+    def test_what_a_reader_was_told_is_there_is_what_it_gets(self, store: ObjectStore) -> None:
+        """Who hashes bytes as they come has hashed these: a store that fills a range once more says so, with 0."""
+        bodies = [body_of(name, _LARGE_NBYTES) for name in ("one", "other")]
+
+        def replace() -> None:
+            for body in bodies:
+                _come_and_go(store, "replaced", body)
+
+        seen = _seen_during(replace, partial(_read_and_mirrored, store, "replaced", _LARGE_NBYTES))
+
+        assert seen <= {None, *((body, body) for body in bodies)}
+
     def test_a_store_may_be_used_first_by_many_threads(self, store: ObjectStore) -> None:
         def write_and_read(i: int) -> bool:
             body = body_of(f"first-{i}", 5000 + i)
@@ -160,6 +172,24 @@ def _fetched_in_a_batch(store: ObjectStore, key: str, nbytes: int) -> bytes | No
     if outcome.error is not None:
         raise outcome.error
     return bytes(target) if outcome.status is Status.HIT else None
+
+
+def _read_and_mirrored(store: ObjectStore, key: str, nbytes: int) -> tuple[bytes, bytes] | None:
+    """Return the object, and what it was by what the store told on the way; None for a miss."""
+    target, mirror = poisoned(nbytes), poisoned(nbytes)
+    seen_nbytes = 0
+
+    def on_filled(filled_nbytes: int) -> None:
+        nonlocal seen_nbytes
+        if filled_nbytes > seen_nbytes:
+            mirror[seen_nbytes:filled_nbytes] = target[seen_nbytes:filled_nbytes]
+        seen_nbytes = max(seen_nbytes, filled_nbytes) if filled_nbytes else 0
+
+    [outcome] = store.read_many([RangeRead(key, 0, [target], nbytes, on_filled)])
+    if outcome.error is not None:
+        raise outcome.error
+    mirror[seen_nbytes:] = target[seen_nbytes:]
+    return (bytes(target), bytes(mirror)) if outcome.status is Status.HIT else None
 
 
 def _fetched_or_corrupt(store: ObjectStore, key: str, nbytes: int) -> bytes | None:
