@@ -199,7 +199,8 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
         """Delete the pages of this deployment's namespace, for all who share it; return whether that was possible.
 
         Done again once the workers have dropped what they had to store: new requests wait for that. If it was not
-        possible, nothing is restored or stored until it is: what the store has may be of other weights.
+        possible, nothing is restored or stored until it is: what the store has may be of other weights. A deployment
+        that only reads deletes nothing.
         """
         self._scheduler.reset()
         is_empty = self._empty()
@@ -275,6 +276,9 @@ class HiCacheConnector(KVConnectorBase_V1):  # type: ignore[misc] # vLLM ships n
             self._store.close()
 
     def _empty(self) -> bool:
+        if self._options.read_only:
+            _log.warning("vllm.reset_refused reason=read_only")
+            return False
         try:
             self._pages.clear()
         except StoreError as error:

@@ -21,6 +21,7 @@ from hicache_storage.engine_integration.adapters.vllm import deployment
 from hicache_storage.engine_integration.adapters.vllm.connector import HiCacheConnector, StepMetadata, StepReport
 from hicache_storage.engine_integration.adapters.vllm.release import check_release
 from hicache_storage.engine_integration.adapters.vllm.work import StepWork
+from hicache_storage.engine_integration.page_store import PageStore
 from hicache_storage.errors import ConfigError
 from tests.engines.vllm.serving import connector
 
@@ -55,8 +56,14 @@ def without_a_method() -> object:
         return check_release()
 
 
-def started(model: str, options: dict[str, object], **said_otherwise: object) -> object:
-    """Return what the connector's half in the scheduler is, made as vLLM makes it."""
+def name_of(made: object) -> object:
+    return type(made).__name__
+
+
+def started(
+    model: str, options: dict[str, object], ask: Callable[[HiCacheConnector], object] = name_of, **said_otherwise: object
+) -> object:
+    """Return what the connector's half in the scheduler, made as vLLM makes it, says to *ask*."""
     config = EngineArgs(
         model=model,
         skip_tokenizer_init=True,
@@ -69,8 +76,16 @@ def started(model: str, options: dict[str, object], **said_otherwise: object) ->
     names = [f"model.layers.{layer}.self_attn.attn" for layer in range(4)]
     kv = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)])
     made = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, kv)
-    made.shutdown()
-    return type(made).__name__
+    try:
+        return ask(made)
+    finally:
+        made.shutdown()
+
+
+def reset(model: str, options: dict[str, object]) -> object:
+    """Return whether a reset succeeds, and whether it deletes what is stored."""
+    with mock.patch.object(PageStore, "clear") as clear:
+        return started(model, options, lambda made: made.reset_cache()), clear.called
 
 
 def model_that(*, is_diffusion: bool = False, is_prefix_caching_supported: bool = True) -> None:
@@ -133,6 +148,8 @@ def main(model: str, store: str) -> None:
         "long": lambda: position(8192),
         "short": lambda: position(4096),
         "plain": lambda: position(8192, "yarn"),
+        "reset": lambda: reset(model, here),
+        "reader_reset": lambda: reset(model, here | {"read_only": True}),
         "report": together,
         "later": told_later,
     }

@@ -76,6 +76,11 @@ def test_factors_of_a_longer_context_have_a_namespace_of_their_own(said: dict[st
     assert said[what] == words
 
 
+@pytest.mark.parametrize(("what", "answer"), [("reset", (True, True)), ("reader_reset", (False, False))])
+def test_who_only_reads_deletes_nothing(said: dict[str, str], what: str, answer: tuple[bool, bool]) -> None:
+    assert said[what] == str(answer)
+
+
 def test_workers_reports_of_a_step_become_one(said: dict[str, str]) -> None:
     assert said["report"] == str(([("a", 1), ("b", 2)], 7))
 
