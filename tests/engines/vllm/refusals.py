@@ -61,7 +61,10 @@ def name_of(made: object) -> object:
 
 
 def started(
-    model: str, options: dict[str, object], ask: Callable[[HiCacheConnector], object] = name_of, **said_otherwise: object
+    model: str,
+    options: dict[str, object],
+    ask: Callable[[HiCacheConnector], object] = name_of,
+    **said_otherwise: object,
 ) -> object:
     """Return what the connector's half in the scheduler, made as vLLM makes it, says to *ask*."""
     config = EngineArgs(
