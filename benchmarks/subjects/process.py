@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.subject import Subject, SubjectFailed, Verdict
 from benchmarks.workload import Workload
+from hicache_storage.watchdog import watchdog
 
 _ANSWER_S = 300.0
 
@@ -99,16 +99,11 @@ class ProcessSubject(Subject):
     def _ask(self, **request: object) -> object:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        deadline = threading.Timer(_ANSWER_S, self._process.kill)
-        deadline.start()
-        try:
+        line = ""
+        with watchdog(_ANSWER_S, self._process.kill), suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        finally:
-            deadline.cancel()
         if not line:
             code = self._process.wait()
             raise SubjectFailed(f"process ended with {code} during {request['call']}; its log ends: {self._log_tail()}")

@@ -21,6 +21,7 @@ from hicache_storage.engine_integration.reference_engine.outcome import Ended, R
 from hicache_storage.engine_integration.reference_engine.rank_names import log_path, rank_names
 from hicache_storage.engine_integration.reference_engine.sizes import check_config
 from hicache_storage.errors import ConfigError, InvariantError, RankFailure
+from hicache_storage.watchdog import watchdog
 
 _LAUNCHER_LOG = "launcher.log"
 _LAUNCHER = "hicache_storage.engine_integration.reference_engine.launcher"
@@ -96,15 +97,16 @@ class EngineClient:
         """Process id of the launcher, the parent of all ranks."""
         return self._process.pid
 
+    def kill(self) -> None:
+        """End the engine's processes at once; whoever waits for an event hears of it. It stays to be closed."""
+        self._process.kill()  # the ranks die with the launcher
+
     def close(self, timeout_s: float = 60.0) -> None:
         """Shut the engine down and end its processes, by force after *timeout_s*. Calling it again does nothing."""
         # A rank that hangs may not even read the command.
-        force = threading.Timer(timeout_s, self._process.kill)
-        force.start()
-        self.send(Shutdown())
-        self._process.wait()
-        force.cancel()
-        force.join()
+        with watchdog(timeout_s, self.kill):
+            self.send(Shutdown())
+            self._process.wait()
         self._ear.join()
         self._commands.close()
         if self._temporary is not None:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import uuid
 from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from hicache_storage.testing.services.mooncake import MooncakeService
 from hicache_storage.testing.services.redis_server import RedisServer, redis_program, valkey_program
 from hicache_storage.testing.services.seaweedfs import seaweedfs_program
 from tests.cli.running import HICACHE, environment
+from tests.processes import awaited
 from tests.services import require
 
 SMALL = ("--writer", "tp1pp2", "--readers", "tp1pp1", "--max-new-tokens", "4", "--json")
@@ -55,11 +56,13 @@ class Demo:
         name, _, value = self._mark.partition("=")
         self._environment = environment({name: value, "TMPDIR": str(scratch)})
 
-    def start(self, *flags: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def started(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
         command = [HICACHE, "demo", *SMALL, *flags]
-        return subprocess.Popen(
-            command, env=self._environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        with awaited(
+            subprocess.Popen(command, env=self._environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        ) as process:
+            yield process
 
     def processes(self, part: str = "") -> list[int]:
         """Return the processes of this demo that are alive and have *part* in their command line."""
@@ -137,7 +140,7 @@ def test_without_an_address_a_server_is_started_told_of_and_gone_afterwards(
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("The lamp stands on the table by the window. " * 9 + "\n\nWhere does the lamp stand?")
 
-    with demo.start("--store", backend, "--prompt-file", str(prompt)) as process:
+    with demo.started("--store", backend, "--prompt-file", str(prompt)) as process:
         out, err = process.communicate(timeout=240)
 
     assert process.returncode == 0, err
@@ -158,7 +161,7 @@ def test_without_an_address_a_server_is_started_told_of_and_gone_afterwards(
 def test_a_server_does_not_outlive_a_demo_that_is_told_to_end(demo: Demo, number: int) -> None:
     require_server("redis")
 
-    with demo.start("--store", "redis") as process:
+    with demo.started("--store", "redis") as process:
         wait_until(process, "started a redis-server")
         process.send_signal(number)
         process.communicate(timeout=PATIENCE_S)
@@ -172,7 +175,7 @@ def test_a_server_does_not_outlive_a_demo_that_is_told_to_end(demo: Demo, number
 def test_a_server_does_not_outlive_a_demo_of_which_a_rank_dies(demo: Demo) -> None:
     require_server("redis")
 
-    with demo.start("--store", "redis") as process:
+    with demo.started("--store", "redis") as process:
         wait_until(process, "tp1pp2: ready")
         *_, rank = sorted(demo.processes(LAUNCHER), key=_started)  # the launcher is the eldest
         os.kill(rank, signal.SIGKILL)
@@ -186,7 +189,7 @@ def test_a_server_does_not_outlive_a_demo_of_which_a_rank_dies(demo: Demo) -> No
 
 @pytest.mark.slow
 def test_an_interrupted_demo_leaves_no_rank_no_log_and_no_traceback(demo: Demo, tmp_path: Path) -> None:
-    with demo.start("--store", f"file://{tmp_path / 'kv'}") as process:
+    with demo.started("--store", f"file://{tmp_path / 'kv'}") as process:
         wait_until(process, "tp1pp2: ready")
         assert len(demo.processes(LAUNCHER)) == 3
         process.send_signal(signal.SIGINT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from hicache_storage.engine_integration.reference_engine.messages import (
     Report,
 )
 from hicache_storage.errors import ConfigError, InvariantError, RankFailure
+from hicache_storage.watchdog import watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +120,15 @@ class Engine:
 
         def end() -> None:
             expired.set()
-            # Its ranks die with the launcher, which stays our child until it is closed.
-            os.kill(self._client.pid, signal.SIGKILL)
+            self._client.kill()
 
-        timer = threading.Timer(self._timeout_s, end)
-        timer.start()
         try:
-            yield
+            with watchdog(self._timeout_s, end):
+                yield
         except RankFailure:
             if not expired.is_set():
                 raise
             raise RankFailure(step, {0: f"{self.name}: no answer within {self._timeout_s:g} s"}) from None
-        finally:
-            timer.cancel()
-            timer.join()
 
 
 @contextmanager

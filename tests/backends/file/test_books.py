@@ -16,6 +16,7 @@ from hicache_storage.backends.file import FileStore
 from hicache_storage.backends.file.evict import Evictor
 from hicache_storage.types import ObjectWrite, WriteResult
 from tests.backends.file.books import PAGE, booked_nbytes, charged_nbytes, there
+from tests.processes import awaited
 
 OpenStore = Callable[..., FileStore]
 FileOf = Callable[[str], Path]
@@ -66,7 +67,7 @@ def test_another_process_notices_too(root: Path, open_store: OpenStore) -> None:
         "        store.write(f'k{i}', [bytes(16384)])\n"
     )
     command = [sys.executable, "-c", code, str(root)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with awaited(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         open_store(capacity_nbytes=CAPACITY_NBYTES)

@@ -27,6 +27,7 @@ from tests.backends.file.books import (
     there,
     used_nbytes,
 )
+from tests.processes import awaited
 
 KIB = 1024
 
@@ -70,7 +71,7 @@ def test_another_process_is_counted_too(root: Path, open_store: OpenStore) -> No
     )
     store = open_store(capacity_nbytes=1 << 20)
 
-    with subprocess.Popen([sys.executable, "-c", code, str(root)]) as process:
+    with awaited(subprocess.Popen([sys.executable, "-c", code, str(root)])) as process:
         outcomes = [store.write(f"mine-{i}", [PAGE]) for i in range(160)]
 
     assert process.returncode == 0

@@ -13,6 +13,7 @@ import pytest
 from hicache_storage.backends.file import FileStore
 from hicache_storage.backends.file.temps import Temp, TempNames, host_id
 from hicache_storage.types import ReadableBuffer
+from tests.processes import awaited
 
 HOUR_S = 3600
 
@@ -67,7 +68,7 @@ def test_a_foreign_name_is_not_ours(text: str) -> None:
 
 
 def test_a_dead_writers_temp_is_reclaimed(tmp: Path, open_store: Callable[..., FileStore]) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with awaited(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)) as process:
         name = f"{host_id()}.{process.pid}.{start_of(process.pid)}.token.0.0"
         path = plant(tmp, name, age_s=10 * HOUR_S)
         open_store()
@@ -80,7 +81,7 @@ def test_a_dead_writers_temp_is_reclaimed(tmp: Path, open_store: Callable[..., F
 
 
 def test_a_killed_writer_that_nobody_waited_for_is_dead(tmp: Path, open_store: Callable[..., FileStore]) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with awaited(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)) as process:
         path = plant(tmp, f"{host_id()}.{process.pid}.{start_of(process.pid)}.token.0.0")
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -10,6 +10,7 @@ import pytest
 from hicache_storage.backends.mooncake import MooncakeOptions, MooncakeStore
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.services.mooncake import MooncakeService
+from tests.processes import awaited
 
 pytest_plugins = ["tests.backends.mooncake.services"]
 
@@ -121,8 +122,10 @@ def test_a_process_ends_without_closing_its_store(mooncake_cluster: MooncakeServ
 def test_a_process_ends_well_while_a_call_is_stuck(own_cluster: MooncakeService) -> None:
     options = _options(own_cluster, "stuck/") | {"deadline_s": 2.0}
     code = _OPEN.format(options=options) + _STUCK
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    with awaited(
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.processes import awaited
 
 ADDRESS = "http://127.0.0.1:30000"
 PATIENCE_S = 300
@@ -44,7 +45,7 @@ def test_a_documented_server_answers_as_typed(page: str, tmp_path: Path) -> None
     environment = os.environ | {"HICACHE_FILE_PATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     program = [str(Path(sys.executable).parent / command[0]), *command[1:], "--port", "0"]
 
-    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+    with awaited(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as server:
         assert server.stdout is not None
         url = server.stdout.readline().decode().strip()
         answers = [ask(line, url) for line in lines_of(page, "curl")] if url else []

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from hicache_storage.testing.services.seaweedfs import SeaweedFS
+from hicache_storage.watchdog import watchdog
 from tests.engines.vllm.environment import ENVIRONMENT
 
 BLOCK_TOKENS = 32
@@ -184,12 +184,8 @@ class Serving:
 
     def _reply(self, within_s: float) -> dict[str, object]:
         assert self._process.stdout is not None
-        watchdog = threading.Timer(within_s, self._kill_group)
-        watchdog.start()
-        try:
+        with watchdog(within_s, self._kill_group):
             line = self._process.stdout.readline()
-        finally:
-            watchdog.cancel()
         assert line, f"the engine ended, or was killed after {within_s} s:\n{self.log[-6000:]}"
         reply: dict[str, object] = json.loads(line)
         return reply
