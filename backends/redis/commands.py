@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
 
+from hicache_storage.backends.redis.answers import Answers
 from hicache_storage.backends.redis.errors import BACKEND, ConnectionLost, ReplyError
-from hicache_storage.backends.redis.wire import Reply, Wire
+from hicache_storage.backends.redis.wire import Reply
 from hicache_storage.errors import CorruptObject, RangeError, StoreError
 from hicache_storage.types import RangeRead
 
 NONCE, NBYTES, CHUNK_NBYTES = b"nonce", b"nbytes", b"chunk_nbytes"
 """Fields of the hash that stands in the place of a large object and says where its chunks are."""
+
+_LOOK_COMMANDS = 5
 
 _GET_RANGE = b"%b*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
 
@@ -80,12 +83,12 @@ def checked(answer: Reply) -> Reply:
     return answer
 
 
-def receive(wire: Wire) -> Reply:
+def receive(wire: Answers) -> Reply:
     """Return the answer to one command."""
     return checked(wire.reply())
 
 
-def receive_flag(wire: Wire) -> bool:
+def receive_flag(wire: Answers) -> bool:
     """Return whether the answer is a number above 0: something was there."""
     answer = checked(wire.reply())
     if not isinstance(answer, int):
@@ -99,21 +102,18 @@ def strlen(key: bytes) -> bytes:
     return b"*2\r\n$6\r\nSTRLEN\r\n$%d\r\n%b\r\n" % (len(key), key)
 
 
-def receive_size(wire: Wire) -> int:
+def receive_size(wire: Answers) -> int:
     """Return the answer to ``STRLEN``: 0 also where nothing is, -1 for something that is no single value."""
     answer = checked_but_for_type(wire.reply())
     return answer if isinstance(answer, int) else -1
 
 
-def receive_set(wire: Wire) -> bool:
+def receive_set(wire: Answers) -> bool:
     """Return whether ``SET ... NX`` stored the value; it does not where there is one."""
     return wire.took(b"+OK\r\n") or checked(wire.reply()) is not None
 
 
 # -- what lies under a key -----------------------------------------------------------------------
-
-
-LOOK_COMMANDS = 5
 
 
 def look(key: bytes) -> bytes:
@@ -122,12 +122,12 @@ def look(key: bytes) -> bytes:
     return b"".join((fields, nbytes, encode(b"EXISTS", key), nbytes, fields))
 
 
-def receive_look(wire: Wire) -> Found | None:
+def receive_look(wire: Answers) -> Found | None:
     """Return what lies under a key; None if nothing does.
 
     A length of 0 means an empty value or none; whichever side of `EXISTS` nobody came between tells which.
     """
-    answers = [wire.reply() for _ in range(LOOK_COMMANDS)]
+    answers = [wire.reply() for _ in range(_LOOK_COMMANDS)]
     before, nbytes, exists, nbytes_after, after = [checked_but_for_type(answer) for answer in answers]
     for size in (nbytes, nbytes_after):
         if isinstance(size, int) and size > 0:
@@ -159,8 +159,6 @@ def checked_but_for_type(answer: Reply) -> Reply:
 class WholeRead:
     """The read of an object from its first to its last byte: one command, and its answer states the size."""
 
-    commands = 1
-
     def __init__(self, read: RangeRead, nbytes: int) -> None:
         self._read = read
         self._nbytes = nbytes
@@ -169,7 +167,7 @@ class WholeRead:
     def command(key: bytes) -> bytes:
         return b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
 
-    def receive(self, wire: Wire) -> Read:
+    def receive(self, wire: Answers) -> Read:
         length = self._nbytes if wire.took(b"$%d\r\n" % self._nbytes) else wire.bulk_header()
         if length == self._nbytes:
             wire.fill(self._read.targets, self._read.on_filled)
@@ -188,8 +186,6 @@ class WholeRead:
 class PartRead:
     """The read of a range, between two looks at the size: so size and bytes are of one object."""
 
-    commands = 3
-
     def __init__(self, read: RangeRead, nbytes: int) -> None:
         self._read = read
         self._nbytes = nbytes
@@ -199,21 +195,21 @@ class PartRead:
         size = strlen(key)
         return _GET_RANGE % (size, len(key), key, len(start), start, len(last), last, size)
 
-    def receive(self, wire: Wire) -> Read:
+    def receive(self, wire: Answers) -> Read:
         expected = self._read.object_nbytes
         if expected is not None and wire.took(b":%d\r\n$%d\r\n" % (expected, self._nbytes)):
             wire.fill(self._read.targets, self._read.on_filled)
-            return Read.HIT if wire.reply() == expected else Read.MISS
+            after = wire.reply()
+            return Read.HIT if after == expected else self._judged(expected, self._nbytes, after, filled=True)
         before, length = wire.reply(), wire.bulk_header()
-        filled = length == self._nbytes and expected in (None, before)
+        filled = length == self._nbytes and isinstance(before, int) and expected in (None, before)
         if filled:
             wire.fill(self._read.targets, self._read.on_filled)
         elif isinstance(length, int):
             wire.skip(length)
-        after = wire.reply()
-        return self._judged(before, after, filled=filled)
+        return self._judged(before, length, wire.reply(), filled=filled)
 
-    def _judged(self, before: Reply, after: Reply, *, filled: bool) -> Read:
+    def _judged(self, before: Reply, length: int | ReplyError | None, after: Reply, *, filled: bool) -> Read:
         size = checked_but_for_type(before)
         if not isinstance(size, int):
             return Read.CHUNKED
@@ -222,14 +218,18 @@ class PartRead:
         wrong = Found(size).wrong_for(self._read, self._nbytes)
         if wrong is not None:
             raise wrong
+        if filled and after == before:
+            return Read.HIT
+        if filled and self._read.on_filled is not None:
+            self._read.on_filled(0)  # An error that leads to another server has the range filled a second time.
+        for answer in (length, after):
+            checked_but_for_type(answer)
         # The object was replaced or deleted meanwhile: what was asked for is not there any more.
-        return Read.HIT if filled and after == before else Read.MISS
+        return Read.MISS
 
 
 class NoRead:
     """The read of no bytes: only what lies there is asked for."""
-
-    commands = LOOK_COMMANDS
 
     def __init__(self, read: RangeRead, nbytes: int) -> None:
         self._read = read
@@ -239,7 +239,7 @@ class NoRead:
     def command(key: bytes) -> bytes:
         return look(key)
 
-    def receive(self, wire: Wire) -> Read:
+    def receive(self, wire: Answers) -> Read:
         found = receive_look(wire)
         if found is None:
             return Read.MISS
@@ -265,13 +265,12 @@ class Touch:
     """Makes a value count as used, and live for its time if values have one; a look at its size does the first."""
 
     def __init__(self, ttl_ms: int | None) -> None:
-        self.commands = 1 if ttl_ms is None else 2
         self._ttl = None if ttl_ms is None else b"%d" % ttl_ms
 
     def command(self, key: bytes) -> bytes:
         return strlen(key) if self._ttl is None else strlen(key) + encode(b"PEXPIRE", key, self._ttl)
 
-    def receive(self, wire: Wire) -> Read:
+    def receive(self, wire: Answers) -> Read:
         if self._ttl is None:
             nbytes = receive_size(wire)
             return Read.HIT if nbytes > 0 else Read.UNCLEAR if nbytes == 0 else Read.CHUNKED

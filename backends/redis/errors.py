@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +13,21 @@ from hicache_storage.errors import AccessDenied, CorruptObject, StoreError, Stor
 
 BACKEND = "redis"
 
+_WITHIN_SCRIPT = re.compile(r"ERR Error running script .*: -([A-Z]+) ")
+
 
 class ReplyError(Exception):
     """The server answered with an error; the connection is in order.
 
     Attributes:
-        code: the first word of the answer, such as ``OOM``.
+        code: the first word of the answer, such as ``OOM``. Of an error within a script it is the error's own,
+            before which Redis, up to version 6, tells where in the script it was.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.code = text.partition(" ")[0]
+        within_script = _WITHIN_SCRIPT.match(text)
+        self.code = within_script[1] if within_script else text.partition(" ")[0]
 
 
 class ConnectionLost(Exception):
@@ -62,6 +67,8 @@ _BY_TEXT: dict[str, type[StoreError]] = {
     "string exceeds maximum": Unsupported,
     "invalid bulk length": Unsupported,
     "unknown command": Unsupported,
+    "ACL failure in script": AccessDenied,
+    "can't run this command": AccessDenied,
 }
 """Parts of answers that begin with the general ``ERR``."""
 
@@ -120,7 +127,7 @@ def connecting(where: str) -> Iterator[None]:
     """Turn what goes wrong while a connection is made into `StoreError`; nobody else sees redis-py's exceptions."""
     try:
         yield
-    except (RedisError, RedisClusterException, OSError) as error:
+    except (RedisError, RedisClusterException, OSError, UnicodeError) as error:  # The last: no host has such a name.
         meaning = _meaning(error)
         raise meaning(f"{where}: {error}", backend=BACKEND, op="connect") from error
 

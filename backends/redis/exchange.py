@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from hicache_storage.backends.redis.answers import Answers, EverySecond
 from hicache_storage.backends.redis.connect import Address
 from hicache_storage.backends.redis.errors import BACKEND, ConnectionLost, ReplyError, store_error
 from hicache_storage.backends.redis.pool import Pool
@@ -18,7 +19,7 @@ from hicache_storage.types import ObjectWrite, ReadableBuffer
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_MAX_HOPS = 4
+_MAX_HOPS = 3
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _STALE = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "MOVED"})
 """Answers which say that the keys are somewhere else by now, or soon will be."""
@@ -35,16 +36,14 @@ class Call(NamedTuple, Generic[T_co]):
             `ReplyError` for an error and `StoreError` for an answer that is no good.
         body: the large argument; its tail is made while it is sent.
         tail: what follows the large argument.
-        commands: how many commands these are.
     """
 
     name: str
     key: bytes
     head: bytes
-    receive: Callable[[Wire], T_co]
+    receive: Callable[[Answers], T_co]
     body: ObjectWrite | None = None
     tail: bytes = b""
-    commands: int = 1
 
 
 @dataclass(slots=True)
@@ -74,6 +73,13 @@ class _Group:
     indexes: list[int] = field(default_factory=list)
 
 
+class _Redirect(NamedTuple):
+    """An answer which says that another server is to be asked."""
+
+    said_by: Address
+    error: ReplyError
+
+
 class _Round(Generic[T]):
     """Calls and what came of them."""
 
@@ -82,7 +88,7 @@ class _Round(Generic[T]):
         self.trip = trip
         self.patience = patience
         self.answers: list[T | StoreError] = [StoreUnavailable("not asked", backend=BACKEND, op=trip.op)] * len(calls)
-        self.redirects: dict[int, ReplyError] = {}
+        self.redirects: dict[int, _Redirect] = {}
 
     def fail(self, indexes: Sequence[int], error: Exception) -> None:
         for index in indexes:
@@ -110,14 +116,13 @@ class Exchange:
         if not calls:
             return []
         done = _Round(calls, trip, Patience(self._deadline_s, trip.ends_at))
-        groups = self._by_server(done)
+        self._ask(self._by_server(done), done)
         for _ in range(_MAX_HOPS):
-            self._ask(groups, done)
             if not done.redirects:
                 break
-            groups = self._redirected(done)
-        for index, error in done.redirects.items():
-            done.fail([index], error)
+            self._ask(self._redirected(done), done)
+        for index, redirect in done.redirects.items():
+            done.fail([index], redirect.error)
         return done.answers
 
     def one(self, call: Call[T], trip: Trip) -> T:
@@ -139,8 +144,8 @@ class Exchange:
         """
         done = _Round([call], trip, Patience(self._deadline_s, trip.ends_at))
         self._ask([_Group(address, asking=False, indexes=[0])], done)
-        for error in done.redirects.values():
-            raise store_error(error, op=trip.op) from error
+        for redirect in done.redirects.values():
+            raise store_error(redirect.error, op=trip.op) from redirect.error
         [answer] = done.answers
         if isinstance(answer, StoreError):
             raise answer
@@ -182,11 +187,10 @@ class Exchange:
 
     def _redirected(self, done: _Round[T]) -> list[_Group]:
         groups: dict[tuple[Address, bool], _Group] = {}
-        for index, error in list(done.redirects.items()):
-            address = self._topology.redirected(str(error))
+        for index, (said_by, error) in list(done.redirects.items()):
+            address = self._topology.redirected(said_by, str(error))
             asking = error.code == "ASK"
-            # A server that is asked for a key on its way to it wants to be told so before each single command.
-            if address is not None and not (asking and done.calls[index].commands > 1):
+            if address is not None:
                 del done.redirects[index]
                 groups.setdefault((address, asking), _Group(address, asking)).indexes.append(index)
         return list(groups.values())
@@ -227,15 +231,13 @@ class Exchange:
             done.patience.renew()
 
     def _receive_one(self, wire: Wire, group: _Group, index: int, done: _Round[T]) -> None:
-        if group.asking:
-            wire.reply()
         try:
-            done.answers[index] = done.calls[index].receive(wire)
+            done.answers[index] = done.calls[index].receive(EverySecond(wire) if group.asking else wire)
         except ReplyError as error:
             if error.code in _STALE:
                 self._topology.suspect(group.address)
             if error.code in ("MOVED", "ASK"):
-                done.redirects[index] = error
+                done.redirects[index] = _Redirect(group.address, error)
             else:
                 done.fail([index], error)
         except StoreError as error:
@@ -255,14 +257,35 @@ def _send(wire: Wire, group: _Group, done: _Round[T]) -> None:
     wire.owed += len(group.indexes)
     for index in group.indexes:
         call = done.calls[index]
-        if group.asking:
-            small.append(_ASKING)
-        small.append(call.head)
+        small.append(_with_asking(call) if group.asking else call.head)
         if call.body is not None:
             _send_body(wire, small, call.body)
             done.patience.renew()
         small.append(call.tail)
     wire.send([b"".join(small)])
+
+
+def _with_asking(call: Call[T]) -> bytes:
+    """Return the head of *call* for a server to which the key is on its way: it wants to be told before each command."""
+    if call.body is not None:
+        return _ASKING + call.head
+    told: list[bytes] = []
+    start = 0
+    while start < len(call.head):
+        stop = _stop_of_command(call.head, start)
+        told += [_ASKING, call.head[start:stop]]
+        start = stop
+    return b"".join(told)
+
+
+def _stop_of_command(head: bytes, start: int) -> int:
+    """Return where the command ends that begins at *start*: it says how many words it has, and each how long it is."""
+    stop = head.index(b"\r\n", start)
+    for _ in range(int(head[start + 1 : stop])):
+        begin = stop + len(b"\r\n$")
+        stop = head.index(b"\r\n", begin)
+        stop += len(b"\r\n") + int(head[begin:stop])
+    return stop + len(b"\r\n")
 
 
 def _send_body(wire: Wire, small: list[bytes], body: ObjectWrite) -> None:

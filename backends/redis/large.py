@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from hicache_storage.backends.redis.answers import Answers
 from hicache_storage.backends.redis.commands import (
-    LOOK_COMMANDS,
     Found,
     Read,
     SetCommand,
@@ -29,7 +30,6 @@ from hicache_storage.backends.redis.commands import (
 )
 from hicache_storage.backends.redis.errors import BACKEND, ReplyError
 from hicache_storage.backends.redis.exchange import Call, Exchange, Trip
-from hicache_storage.backends.redis.wire import Wire
 from hicache_storage.errors import CorruptObject, StoreError, StoreUnavailable
 from hicache_storage.types import ObjectWrite, RangeRead, ReadableBuffer, WritableBuffer, WriteResult, nbytes_of
 
@@ -57,6 +57,12 @@ for i = 1, #KEYS do redis.call('UNLINK', KEYS[i]) end
 return 1
 """
 
+_DROP = b"""
+if redis.call('TYPE', KEYS[1]).ok == 'hash' and redis.call('HGET', KEYS[1], 'nonce') == ARGV[1] then return 0 end
+for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
+"""
+
 _TOUCH = b"""
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' or redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return 0 end
 for i = 1, #KEYS do
@@ -81,13 +87,11 @@ class LargeObjects:
         """The object is there, whole. Another one in its place is removed.
 
         Raises:
-            StoreError: it is not; its chunks are gone or will be.
+            StoreError: it is not, or no answer said that it is; chunks without it are gone or will be.
         """
         nbytes = sum(map(nbytes_of, parts))
         found = self.found(name, key, trip)
-        if found is not None and found.nbytes == nbytes:
-            if self._ttl_ms is not None:
-                self.touch(name, key, found, trip)
+        if found is not None and found.nbytes == nbytes and self._lives_on(name, key, found, trip):
             return WriteResult.ALREADY_THERE
         new = Found(nbytes, self._chunk_nbytes, secrets.token_hex(8).encode())
         try:
@@ -124,7 +128,7 @@ class LargeObjects:
                 before = found
                 continue
             plan = plan_read(read, nbytes)
-            how = self._exchange.one(Call(read.key, key, plan.command(key), plan.receive, commands=plan.commands), trip)
+            how = self._exchange.one(Call(read.key, key, plan.command(key), plan.receive), trip)
             if how is Read.HIT or how is Read.MISS:
                 return how is Read.HIT
         raise restless(read.key, trip)
@@ -144,7 +148,11 @@ class LargeObjects:
 
     def found(self, name: str, key: bytes, trip: Trip) -> Found | None:
         """Return what lies under *key*."""
-        return self._exchange.one(Call(name, key, look(key), receive_look, commands=LOOK_COMMANDS), trip)
+        return self._exchange.one(Call(name, key, look(key), receive_look), trip)
+
+    def _lives_on(self, name: str, key: bytes, found: Found, trip: Trip) -> bool:
+        """Return whether *found* is still there; it lives as long as a new object."""
+        return self._ttl_ms is None or self.touch(name, key, found, trip)
 
     def _put(self, name: str, key: bytes, new: Found, parts: Sequence[ReadableBuffer], trip: Trip) -> None:
         calls: list[Call[bool]] = []
@@ -168,9 +176,12 @@ class LargeObjects:
         raise restless(name, trip)
 
     def _drop(self, name: str, key: bytes, new: Found, trip: Trip) -> None:
-        """Chunks that were not published are gone; where that fails they go by themselves, later."""
-        keys = [_chunk_key(key, new, chunk) for chunk, _, _ in _chunks(new, 0, new.nbytes)]
-        self._exchange.all([Call(name, key, encode(b"UNLINK", *keys), receive_flag)], trip)
+        """Chunks that were not published are gone; where that fails they go by themselves, later.
+
+        Those of which it was only not heard that they are published stay.
+        """
+        with suppress(StoreError):
+            self._run(_DROP, name, key, new, (new.nonce,), trip)
 
     def _fetch(self, read: RangeRead, nbytes: int, key: bytes, found: Found, trip: Trip) -> bool:
         """Fill the targets of *read*; return whether all chunks were there."""
@@ -252,7 +263,7 @@ class _Front:
 
 
 def _receive_chunk(
-    targets: Sequence[memoryview], nbytes: int, on_filled: Callable[[int], None] | None, wire: Wire
+    targets: Sequence[memoryview], nbytes: int, on_filled: Callable[[int], None] | None, wire: Answers
 ) -> bool:
     """Fill *targets* with a part of a chunk; return whether it was all there."""
     length = wire.bulk_header()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hicache_storage.backends.redis.commands import (
-    LOOK_COMMANDS,
     Found,
     Read,
     SetCommand,
@@ -35,6 +34,7 @@ from hicache_storage.types import (
     ObjectWrite,
     Outcome,
     RangeRead,
+    Status,
     WriteResult,
     failed,
 )
@@ -87,7 +87,7 @@ class Objects:
         for item in items:
             plan = plan_read(item.read, item.nbytes)
             command = plan.command(item.place.key)
-            calls.append(Call(item.place.name, item.place.key, command, plan.receive, commands=plan.commands))
+            calls.append(Call(item.place.name, item.place.key, command, plan.receive))
         outcomes: dict[int, Outcome] = {}
         unclear: list[ReadItem] = []
         for item, answer in zip(items, self._exchange.all(calls, trip), strict=True):
@@ -148,17 +148,15 @@ class Objects:
             return list(items)
         to_send = [item for item in items if item.nbytes < _LOOK_FIRST_NBYTES]
         calls = [Call(item.place.name, item.place.key, strlen(item.place.key), receive_size) for item in asked]
-        there: list[Place] = []
+        there: list[WriteItem] = []
         for item, nbytes in zip(asked, self._exchange.all(calls, trip), strict=True):
             if isinstance(nbytes, StoreError):
                 outcomes[item.place.position] = failed(nbytes)
             elif nbytes == item.nbytes:
-                outcomes[item.place.position] = ALREADY_THERE
-                there.append(item.place)
+                there.append(item)
             else:
                 to_send.append(item)
-        self._prolong(there, trip)
-        return to_send
+        return to_send + self._gone_of(there, outcomes, trip)
 
     def _none_is_there(self, items: Sequence[WriteItem], trip: Trip) -> bool:
         """Return whether one question for all keys shows that nothing is there; False = each must be looked at."""
@@ -180,7 +178,7 @@ class Objects:
         """
         absent: list[WriteItem] = []
         damaged: list[WriteItem] = []
-        there: list[Place] = []
+        there: list[WriteItem] = []
         places = [item.place for item in occupied]
         for item, found in zip(occupied, self.look(places, trip), strict=True):
             if isinstance(found, StoreError):
@@ -188,18 +186,20 @@ class Objects:
             elif found is None:
                 absent.append(item)
             elif found.nbytes == item.nbytes:
-                outcomes[item.place.position] = ALREADY_THERE
-                there.append(item.place)
+                there.append(item)
             else:
                 self._make_way(item, found, trip)
                 damaged.append(item)
-        self._prolong(there, trip)
-        return absent, damaged
+        return absent + self._gone_of(there, outcomes, trip), damaged
 
-    def _prolong(self, there: Sequence[Place], trip: Trip) -> None:
-        """Objects that somebody wanted to write live as long as if they had been written."""
-        if self._ttl_ms is not None:
-            self.touch(there, trip)
+    def _gone_of(self, there: Sequence[WriteItem], outcomes: dict[int, Outcome], trip: Trip) -> list[WriteItem]:
+        """Objects that were there live as long as if they had been written; return those that are not any more."""
+        for item in there:
+            outcomes[item.place.position] = ALREADY_THERE
+        if self._ttl_ms is None:
+            return []
+        touched = self.touch([item.place for item in there], trip)
+        return [item for item, outcome in zip(there, touched, strict=True) if outcome.status is Status.MISS]
 
     def _make_way(self, item: WriteItem, found: Found, trip: Trip) -> None:
         """The chunks of what will be replaced are gone; where that fails the write that follows will fail too."""
@@ -239,7 +239,7 @@ class Objects:
     def look(self, places: Sequence[Place], trip: Trip) -> list[Found | StoreError | None]:
         """Return what lies in each place."""
         calls: list[Call[Found | None]] = [
-            Call(place.name, place.key, look(place.key), receive_look, commands=LOOK_COMMANDS) for place in places
+            Call(place.name, place.key, look(place.key), receive_look) for place in places
         ]
         return self._exchange.all(calls, trip)
 
@@ -268,10 +268,7 @@ class Objects:
     def touch(self, places: Sequence[Place], trip: Trip) -> list[Outcome]:
         """Return ``HIT`` where something is, which counts as used now and lives on, ``MISS``, or a failure."""
         command = self._touch
-        calls = [
-            Call(place.name, place.key, command.command(place.key), command.receive, commands=command.commands)
-            for place in places
-        ]
+        calls = [Call(place.name, place.key, command.command(place.key), command.receive) for place in places]
         outcomes: dict[int, Outcome] = {}
         unclear: list[Place] = []
         for place, answer in zip(places, self._exchange.all(calls, trip), strict=True):

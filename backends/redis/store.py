@@ -108,9 +108,12 @@ class RedisStore(ObjectStore):
         most = max(1, -(-count // self._io_threads))
 
         def drain(_: int) -> None:
-            while group := self._next_group(pending, make, most, outcomes):
-                for item, outcome in zip(group, perform(group, trip), strict=True):
-                    outcomes[item.place.position] = outcome
+            try:
+                while group := self._next_group(pending, make, most, outcomes):
+                    for item, outcome in zip(group, perform(group, trip), strict=True):
+                        outcomes[item.place.position] = outcome
+            finally:
+                pending.clear()  # What ends one thread, such as an interrupt, ends the others with what they are at.
 
         self._threads.run(drain, range(min(self._io_threads, -(-count // most))))
         return outcomes

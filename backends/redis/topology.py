@@ -49,7 +49,7 @@ class Topology(ABC):
         """A server failed or says that it is not in charge: find out again, where others can tell."""
 
     @abstractmethod
-    def redirected(self, text: str) -> Address | None:
+    def redirected(self, said_by: Address, text: str) -> Address | None:
         """Return where a ``MOVED`` or ``ASK`` answer leads; None where such an answer makes no sense."""
 
 
@@ -65,7 +65,7 @@ class Standalone(Topology):
     def servers(self) -> list[Address]:
         return [self._address]
 
-    def redirected(self, text: str) -> None:  # noqa: ARG002 - nobody redirects
+    def redirected(self, said_by: Address, text: str) -> None:  # noqa: ARG002 - nobody redirects
         return None
 
 
@@ -174,7 +174,7 @@ class SentinelMaster(_Discovered):
     def servers(self) -> list[Address]:
         return [self._master]
 
-    def redirected(self, text: str) -> None:  # noqa: ARG002 - nobody redirects
+    def redirected(self, said_by: Address, text: str) -> None:  # noqa: ARG002 - nobody redirects
         return None
 
     def _question(self) -> bytes:
@@ -182,8 +182,8 @@ class SentinelMaster(_Discovered):
 
     def _learn(self, asked: Address, answer: Reply) -> None:  # noqa: ARG002 - a sentinel never means itself
         match answer:
-            case [bytes(host), bytes(port)]:
-                self._master = Address(host.decode(), int(port))
+            case [bytes(host), bytes(port)] if port.isdigit():
+                self._master = Address(host.decode(errors="replace"), int(port))
             case _:
                 reason = f"the sentinel knows no master named {self._service!r}"
                 raise ConnectionLost(reason)
@@ -199,15 +199,20 @@ class Cluster(_Discovered):
         self._slots: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
 
     def address_of(self, key: bytes) -> Address | None:
-        return self._slots[key_slot(key)]
+        address = self._slots[key_slot(key)]
+        if address is None:
+            self._stale = True  # Somebody may have been given the slot since.
+        return address
 
     def servers(self) -> list[Address]:
         return sorted({address for address in self._slots if address is not None})
 
-    def redirected(self, text: str) -> Address | None:
+    def redirected(self, said_by: Address, text: str) -> Address | None:
         try:
             kind, slot, where = text.split(" ")[:3]
-            address = Address(*split_address(where))
+            host, _, port = where.rpartition(":")
+            # Servers write an IPv6 address without the brackets by which its port can be told from it.
+            address = Address(*split_address(f"[{_host(host, said_by)}]:{port}"))
             if kind == "MOVED":
                 self._slots[int(slot)] = address
         except (ValueError, IndexError):
@@ -225,14 +230,18 @@ class Cluster(_Discovered):
         for entry in answer if isinstance(answer, list) else []:
             match entry:
                 case [int(first), int(last), [host, int(port), *_], *_]:
-                    # A node that does not know its own host name means the one that was asked.
-                    name = host.decode() if isinstance(host, bytes) and host not in (b"", b"?") else asked.host
-                    slots[first : last + 1] = [Address(name, port)] * (last + 1 - first)
+                    name = host.decode(errors="replace") if isinstance(host, bytes) else ""
+                    slots[first : last + 1] = [Address(_host(name, asked), port)] * (last + 1 - first)
                 case _:
                     raise ConnectionLost("the answer to CLUSTER SLOTS cannot be read")
         if not any(slots):
             raise ConnectionLost("the node has no slots and knows nobody who does")
         self._slots = slots
+
+
+def _host(name: str, said_by: Address) -> str:
+    """Return the host that a node calls *name*; one that does not know its own means the one that was asked."""
+    return said_by.host if name in ("", "?") else name.strip("[]")
 
 
 def topology_of(options: RedisOptions, target: Target, connector: Connector) -> Topology:

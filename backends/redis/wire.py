@@ -36,6 +36,9 @@ _TIMEVAL = struct.Struct("@ll")
 _EARLY, _LATE = 0.5, 1.1
 """How far the kernel's timer may be from what is left: a call that ends early is repeated."""
 
+_LONGEST_STEP_S = 86_400.0
+"""A day: every timer of the kernel and of Python can run for that long."""
+
 _CRLF = b"\r\n"
 _ERROR, _NUMBER, _STRING, _BULK, _ARRAY = b"-:+$*"
 
@@ -53,9 +56,9 @@ class Patience:
     """
 
     def __init__(self, step_s: float, ends_at: float = math.inf) -> None:
-        self.step_s = step_s
+        self.step_s = min(step_s, _LONGEST_STEP_S)
         self._ends_at = min(ends_at, deadline())
-        self._expires_at = min(time.monotonic() + step_s, self._ends_at)
+        self._expires_at = min(time.monotonic() + self.step_s, self._ends_at)
         self._is_renewed = False
 
     def renew(self) -> None:

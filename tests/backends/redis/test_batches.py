@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -102,6 +104,35 @@ def test_a_reader_is_told_of_every_piece_that_is_in_place(service: RedisService)
 
     assert outcome.status is Status.HIT
     assert told == [(PIECE_NBYTES, True), (2 * PIECE_NBYTES, True), (len(body), True)]
+
+
+def test_what_ends_a_batch_on_one_thread_ends_it_on_all(service: RedisService, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    caller, other_reads, is_over = threading.current_thread(), threading.Event(), threading.Event()
+    read_by_other: list[int] = []
+
+    def on_filled(_: int) -> None:
+        if threading.current_thread() is caller:
+            assert other_reads.wait(PATIENT_S)
+            raise Interrupted
+        read_by_other.append(1)
+        other_reads.set()
+        assert is_over.wait(PATIENT_S)
+
+    def wait_for_the_others(threads: Sequence[Future[None]]) -> None:
+        is_over.set()
+        wait(threads)
+
+    monkeypatch.setattr("hicache_storage.backends.io_threads.wait", wait_for_the_others)
+    options = service.options(io_threads=2, pipeline_nbytes=1)
+    for i in range(16):
+        service.plant(options, f"k{i}", b"0123")
+    with RedisStore(options) as store, pytest.raises(Interrupted):
+        store.read_many([RangeRead(f"k{i}", 0, [bytearray(4)], 4, on_filled) for i in range(16)])
+
+    assert len(read_by_other) == 1
 
 
 def test_a_touch_is_a_use_and_a_look_is_none(own_server: RedisServer) -> None:

@@ -110,6 +110,18 @@ def test_a_user_without_the_right_to_write_is_denied_only_that(guarded_server: R
         assert store.stat("a") is None
 
 
+@pytest.mark.parametrize("mode", ["standalone", "cluster", "sentinel"])
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"], ids=["empty label", "long label"])
+def test_a_host_that_no_name_can_be_is_a_failure(host: str, mode: str) -> None:
+    with RedisStore(redis_options(url=Secret(f"redis://{host}:6379"), mode=mode, deadline_s=PATIENT_S)) as store:
+        with pytest.raises(StoreError, match=host[:4]) as caught:
+            store.stat("a")
+        [outcome] = store.exists_many(["a"])
+
+    assert not caught.value.retryable
+    assert outcome.error is not None
+
+
 # -- TLS -------------------------------------------------------------------------------------------
 
 
@@ -125,6 +137,13 @@ def test_bytes_move_over_tls(service: RedisService, tls: tuple[str, Path, Path])
     url, certificate, _ = tls
 
     assert moves_bytes(service.options(url=Secret(url), tls_ca_path=certificate))
+
+
+def test_a_deadline_may_be_longer_than_a_timer_can_run(service: RedisService, tls: tuple[str, Path, Path]) -> None:
+    url, certificate, _ = tls
+
+    assert moves_bytes(service.options(deadline_s=1e20))
+    assert moves_bytes(service.options(deadline_s=1e20, url=Secret(url), tls_ca_path=certificate))
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(service: RedisService, tls: tuple[str, Path, Path]) -> None:

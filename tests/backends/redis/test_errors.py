@@ -47,8 +47,12 @@ def test_every_exception_of_the_sdk_has_a_meaning(name: str) -> None:
         ("ERR unknown command `UNLINK`, with args beginning with: ", Unsupported),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", CorruptObject),
         ("ERR something nobody has foreseen", StoreError),
+        ("ERR Error running script (call to f_b3): @user_script:3: @user_script: 3: -OOM command not", StoreFull),
+        ("ERR Error running script (call to f_b3): @user_script:3: @user_script: 3: -READONLY You", StoreUnavailable),
+        ("ERR Error running script (call to f_b3): The user can't run this command or subcommand", AccessDenied),
+        ("ERR ACL failure in script: User u has no permissions to run the 'unlink' command", AccessDenied),
     ],
-    ids=lambda value: value.split(" ")[0] if isinstance(value, str) else None,
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_answers_have_a_meaning(said: str, meaning: type[StoreError]) -> None:
     error = store_error(ReplyError(said), op="read", key="k")
@@ -78,6 +82,24 @@ def test_a_replica_is_unavailable_for_writes_and_read_all_the_same(own_server: R
 
         assert caught.value.retryable
         assert fetched(store, "a", 0, 4) == b"0123"
+
+
+def test_an_error_within_a_script_means_what_it_means_elsewhere(own_server: RedisServer) -> None:
+    """Servers before Redis 7 put other words before it."""
+    options = RedisService(own_server.url, redis.Redis()).options(chunk_nbytes=1024)
+    with RedisStore(options) as store:
+        store.write("a", [bytes(3000)])
+        own_server.ask("ACL", "SETUSER", "default", "-unlink")
+        with pytest.raises(AccessDenied):
+            store.delete("a")
+        own_server.ask("ACL", "SETUSER", "default", "+unlink")
+        own_server.ask("REPLICAOF", "127.0.0.1", 1)
+
+        with pytest.raises(StoreUnavailable) as caught:
+            store.delete("a")
+
+    assert isinstance(caught.value.__cause__, ReplyError)
+    assert caught.value.__cause__.code == "READONLY"
 
 
 @pytest.mark.parametrize("fill", ["hash", "list", "hash with odd fields"])

@@ -7,7 +7,7 @@ import pytest
 from hicache_storage.backends.redis import RedisOptions, RedisStore
 from hicache_storage.backends.redis.exchange import Call, Exchange, Trip
 from hicache_storage.config import Secret
-from hicache_storage.errors import CorruptObject, StoreError, StoreFull
+from hicache_storage.errors import CorruptObject, StoreError, StoreFull, StoreUnavailable
 from hicache_storage.layout.trailer import BlockHasher
 from hicache_storage.testing.bodies import body_of, poisoned
 from hicache_storage.testing.hooks import fetched
@@ -182,6 +182,27 @@ def test_chunks_that_are_not_published_are_no_object_and_go_by_themselves(
         assert all(0 < service.client.ttl(name) <= 600 for name in chunks(service, options))
 
 
+def test_an_object_whose_publication_was_carried_out_but_not_answered_is_whole(
+    options: RedisOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Exchange.one
+
+    def lose_the_answer(exchange: Exchange, call: Call[bool], trip: Trip) -> bool:
+        answer = ask(exchange, call, trip)
+        if b"HSET" in call.head:
+            raise StoreUnavailable("the server closed the connection")
+        return answer
+
+    with RedisStore(options) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Exchange, "one", lose_the_answer)
+            with pytest.raises(StoreUnavailable):
+                store.write("a", [_BODY])
+
+        assert store.write("a", [_BODY]) is WriteResult.ALREADY_THERE
+        assert fetched(store, "a", 0, len(_BODY)) == _BODY
+
+
 def test_a_published_object_stays(service: RedisService, options: RedisOptions) -> None:
     with RedisStore(options) as store:
         store.write("a", [_BODY])
@@ -203,6 +224,30 @@ def test_objects_live_for_their_time_and_longer_if_touched_or_written_again(serv
                 service.client.expire(name, 50)
             again()
             assert all(900 < service.client.ttl(name) <= 1000 for name in names)
+
+
+@pytest.mark.parametrize("nbytes", [100, 40_000, 100_000], ids=["sent at once", "looked at first", "chunked"])
+def test_an_object_that_goes_before_a_write_has_made_it_live_longer_is_stored_again(
+    service: RedisService, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    options = service.options(chunk_nbytes=64 << 10, ttl_s=1000.0)
+    body, ask = body_of("goes", nbytes), Exchange.all
+    gone: list[bytes] = []
+
+    def expire_first(exchange: Exchange, calls: Sequence[Call[bool]], trip: Trip) -> list[bool | StoreError]:
+        if not gone and any(b"PEXPIRE" in call.head for call in calls):
+            gone.extend(service.names(options))
+            service.client.delete(*gone)
+        return ask(exchange, calls, trip)
+
+    with RedisStore(options) as store:
+        store.write("a", [body])
+        monkeypatch.setattr(Exchange, "all", expire_first)
+
+        assert store.write("a", [body]) is WriteResult.STORED
+
+        assert gone
+        assert service.observe(options, "a") == body
 
 
 def test_a_full_server_keeps_no_part_of_a_refused_object(own_server: RedisServer) -> None:

@@ -49,7 +49,7 @@ def test_answers_may_come_in_any_pieces(ends: tuple[Wire, socket.socket], step: 
         for start in range(0, len(stream), step):
             server.sendall(stream[start : start + step])
 
-    sender = threading.Thread(target=send)
+    sender = threading.Thread(target=send, daemon=True)
     sender.start()
     target = poisoned(40_000)
 
@@ -79,10 +79,10 @@ def test_everything_is_sent_whatever_the_kernel_takes_at_once(ends: tuple[Wire, 
     got = bytearray()
 
     def receive() -> None:
-        while len(got) < len(whole):
-            got.extend(server.recv(10_000))
+        while len(got) < len(whole) and (some := server.recv(10_000)):
+            got.extend(some)
 
-    receiver = threading.Thread(target=receive)
+    receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()
 
     wire.send(parts[:300])
