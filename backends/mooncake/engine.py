@@ -19,7 +19,15 @@ from hicache_storage.backends.mooncake.buffers import Regions, Slot, Slots
 from hicache_storage.backends.mooncake.errors import OK, unavailable
 from hicache_storage.backends.mooncake.options import MooncakeOptions
 from hicache_storage.backends.mooncake.peers import Peers
-from hicache_storage.backends.mooncake.sdk import LONGEST_WAIT_S, Client, look_for_master, new_client, set_up, silence_s
+from hicache_storage.backends.mooncake.sdk import (
+    LONGEST_WAIT_S,
+    Client,
+    load,
+    look_for_master,
+    new_client,
+    set_up,
+    silence_s,
+)
 from hicache_storage.backends.mooncake.workers import Workers
 from hicache_storage.types import ReadableBuffer, nbytes_of
 
@@ -29,9 +37,14 @@ _DIRECT_MIN_NBYTES_TCP = 128 << 10
 
 
 class Engine:
-    """Safe to use from many threads; not in a forked process."""
+    """Safe to use from many threads; not in a forked process.
+
+    Raises:
+        ConfigError: the SDK cannot be loaded.
+    """
 
     def __init__(self, options: MooncakeOptions) -> None:
+        self.sdk = load(options.deadline_s, options.log_level)
         self._options = options
         self._direct_min_nbytes = _DIRECT_MIN_NBYTES_TCP if options.protocol == "tcp" else _DIRECT_MIN_NBYTES
         self._connecting = threading.Lock()
@@ -89,10 +102,12 @@ class Engine:
             codes = client.batch_get_session_start(asked) if asked else []
             yield {name for name, code in zip(asked, codes, strict=True) if code == OK}
         finally:
-            if asked:
-                client.batch_get_session_end(asked)
-            with self._claiming:
-                self._claimed -= mine
+            try:
+                if asked:
+                    client.batch_get_session_end(asked)
+            finally:
+                with self._claiming:
+                    self._claimed -= mine
 
     def direct_address(self, buffer: ReadableBuffer) -> int | None:
         """Return where *buffer* lies if the SDK should touch it itself."""

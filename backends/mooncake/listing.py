@@ -36,7 +36,8 @@ def objects(host: str, port: int, names: Names, prefix: str, deadline_s: float) 
     """Yield the objects whose keys start with *prefix* and that are complete.
 
     Raises:
-        StoreUnavailable: the master's HTTP server does not answer; each of its answers may take *deadline_s*.
+        StoreUnavailable: the master's HTTP server does not answer, or another one does; each of its answers
+            may take *deadline_s*.
     """
     master = _Master(host, port, deadline_s)
     # A key's first bytes may be encoded differently alone than within the key, so that keys are compared, not names.
@@ -50,6 +51,7 @@ class _Master:
     def __init__(self, host: str, port: int, deadline_s: float) -> None:
         self._host = host
         self._port = port
+        self._server = f"the master's HTTP server {host}:{port} (option master_metrics_port)"
         self._deadline_s = deadline_s
 
     def all_names(self) -> list[str]:
@@ -61,7 +63,7 @@ class _Master:
         try:
             answers = msgspec.json.decode(body, type=_Answers).data
         except msgspec.DecodeError as error:
-            raise unavailable(f"the master's HTTP server answers nonsense: {error}", op="list") from error
+            raise unavailable(f"{self._server} answers nonsense: {error}", op="list") from error
         sizes = {}
         for name, answer in answers.items():
             copies = [*(answer.values or ()), *(answer.disk_values or ())]
@@ -81,12 +83,11 @@ class _Master:
                 if time.monotonic() > ends_at:
                     raise TimeoutError("its answer does not end")
         except (OSError, http.client.HTTPException) as error:
-            reason = f"the master's HTTP server {self._host}:{self._port} does not answer: {error!r}"
-            raise unavailable(reason, op="list") from error
+            raise unavailable(f"{self._server} does not answer: {error!r}", op="list") from error
         finally:
             connection.close()
         if response.status != http.client.OK:
-            raise unavailable(f"the master's HTTP server answers {response.status} to {path[:60]}", op="list")
+            raise unavailable(f"{self._server} answers {response.status} to {path[:60]}", op="list")
         return b"".join(parts)
 
 

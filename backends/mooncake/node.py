@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from hicache_storage.backends.mooncake.errors import BACKEND
 from hicache_storage.backends.mooncake.options import MooncakeOptions
-from hicache_storage.backends.mooncake.sdk import look_for_master, new_client, set_up
+from hicache_storage.backends.mooncake.sdk import load, look_for_master, new_client, set_up
 from hicache_storage.config import Setting, from_mapping, resolve
 from hicache_storage.errors import ConfigError
 
@@ -33,9 +33,10 @@ _FLAGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal comes; return 0 then, 2 for wrong options, 3 if the master cannot be reached."""
+    """Serve until a signal comes; return 0 then, 2 for wrong options or no SDK, 3 if the master cannot be reached."""
     try:
         options = _options(sys.argv[1:] if arguments is None else arguments)
+        load(options.deadline_s, options.log_level)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

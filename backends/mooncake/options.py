@@ -144,7 +144,10 @@ class MooncakeOptions:
         5.0, doc="seconds after which an operation fails, whatever the server does", parse=parse_deadline_s
     )
     log_level: Literal["TRACE", "INFO", "WARNING", "ERROR"] = option(
-        "ERROR", doc="least severe messages that the SDK prints to stderr", env=("MC_LOG_LEVEL",)
+        "ERROR",
+        doc="least severe messages that the SDK prints to stderr; set when it is loaded, so that the first store "
+        "opened in a process decides for all",
+        env=("MC_LOG_LEVEL",),
     )
 
     def __post_init__(self) -> None:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from hicache_storage.backends.mooncake.errors import BACKEND
 from hicache_storage.backends.mooncake.options import MooncakeOptions
-from hicache_storage.errors import Unsupported
+from hicache_storage.errors import ConfigError, Unsupported
 
 LONGEST_WAIT_S = 30.0
 """A transfer call that ends within this has ended all its transfers. The SDK stops waiting for a transfer after
 60 s without stopping the transfer: it may fill or read the memory minutes after its call said that it failed."""
 
 
+_MODULE = "mooncake.store"
+
 _NONSENSE = bytes(64)
 """No request of the master's protocol: it hangs up at once."""
+
+if importlib.util.find_spec("mooncake") is None:  # Importing it would load the SDK, before there are options.
+    raise ModuleNotFoundError("No module named 'mooncake'", name="mooncake")
 
 
 class BufferDescriptor(Protocol):
@@ -107,28 +114,33 @@ class Module(Protocol):
     ReplicateConfig: Callable[[], ReplicateConfig]
 
 
-def _load() -> Module:
+def load(deadline_s: float, log_level: str) -> Module:
+    """Return the SDK. What it reads from the environment while it is loaded is the first call's for the process.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    if _MODULE not in sys.modules:
+        os.environ |= {"MC_LOG_LEVEL": log_level, "MC_HANDSHAKE_CONNECT_TIMEOUT": str(silence_s(deadline_s))}
     try:
-        return cast("Module", importlib.import_module("mooncake.store"))
+        return cast("Module", importlib.import_module(_MODULE))
     except ImportError as error:
-        if "ibverbs" not in str(error):
-            raise
-        reason = f"{error}; on Debian and Ubuntu: apt-get install -y libibverbs1"
-        raise ImportError(reason) from error
-
-
-MODULE = _load()
+        hint = "; on Debian and Ubuntu: apt-get install -y libibverbs1" if "ibverbs" in str(error) else ""
+        reason = f"Mooncake's SDK cannot be loaded: {error}{hint}"
+        raise ConfigError(reason) from error
 
 
 def new_client(deadline_s: float, log_level: str) -> Client:
     """Return a client of the SDK, not set up yet, whose calls give up on a silent peer in time.
 
-    The SDK reads its limits from the process's environment whenever it begins to wait, so that the last client
-    made sets them for all. They are the transfers' only limits: nothing can stop a call from outside.
+    The SDK reads these limits from the process's environment when it connects or begins to wait, so that the last
+    client made sets them for all. They are the transfers' only limits: nothing can stop a call from outside.
 
     Raises:
+        ConfigError: as `load`.
         Unsupported: this process was forked from one that used the SDK; every call would hang.
     """
+    sdk = load(deadline_s, log_level)
     if _owner() != os.getpid():
         reason = "the process that this one was forked from uses Mooncake, whose SDK does not survive a fork"
         raise Unsupported(f"{reason}; start workers with spawn or exec", backend=BACKEND, op="connect")
@@ -136,13 +148,11 @@ def new_client(deadline_s: float, log_level: str) -> Client:
     os.environ |= {
         "MC_TCP_PROGRESS_TIMEOUT_SEC": transfer_s,
         "MC_TCP_STATUS_TIMEOUT_SEC": transfer_s,
-        "MC_HANDSHAKE_CONNECT_TIMEOUT": transfer_s,
         "MC_RPC_TIMEOUT_MS": rpc_ms,
         "MC_RPC_CONNECT_TIMEOUT_MS": rpc_ms,
         "MC_STORE_CLIENT_SETUP_RETRIES": "3",
-        "MC_LOG_LEVEL": log_level,
     }
-    return MODULE.MooncakeDistributedStore()
+    return sdk.MooncakeDistributedStore()
 
 
 def silence_s(deadline_s: float) -> int:

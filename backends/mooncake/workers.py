@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from hicache_storage.types import Outcome
@@ -110,9 +110,11 @@ class Workers:
     def perform(self, calls: Sequence[Call]) -> None:
         """Every call is done or abandoned at its deadline."""
         with self._changed:
-            for _ in range(min(len(calls) - self._idle, self._count - self._made)):
-                threading.Thread(target=self._serve, name="hicache-mooncake", daemon=True).start()
-                self._made += 1
+            # Where the system has no thread left, those that are there do it, or the deadline ends it.
+            with suppress(RuntimeError):
+                for _ in range(min(len(calls) - self._idle, self._count - self._made)):
+                    threading.Thread(target=self._serve, name="hicache-mooncake", daemon=True).start()
+                    self._made += 1
             for call in calls:
                 self._idle -= 1
                 self._queue.put(call)

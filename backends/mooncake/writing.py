@@ -18,7 +18,7 @@ from hicache_storage.backends.mooncake.errors import (
 from hicache_storage.backends.mooncake.names import Names
 from hicache_storage.backends.mooncake.options import MooncakeOptions
 from hicache_storage.backends.mooncake.pieces import TAIL, Body, Piece, cut
-from hicache_storage.backends.mooncake.sdk import LONGEST_WAIT_S, MODULE, Client, ReplicateConfig, placements
+from hicache_storage.backends.mooncake.sdk import LONGEST_WAIT_S, Client, ReplicateConfig, placements
 from hicache_storage.backends.mooncake.workers import Call
 from hicache_storage.types import ALREADY_THERE, STORED, ObjectWrite, Outcome, failed
 
@@ -54,7 +54,7 @@ class Writer:
         self._engine = engine
         self._names = names
         self._replica_num = options.replica_num
-        self._groups = options.group_objects and hasattr(MODULE.ReplicateConfig(), "group_ids")
+        self._groups = options.group_objects and hasattr(engine.sdk.ReplicateConfig(), "group_ids")
 
     def write(self, call: Call, requests: dict[int, ObjectWrite], names: dict[int, str]) -> None:
         """The outcomes of *requests* are set in *call*, unless it is abandoned before.
@@ -164,7 +164,7 @@ class Writer:
                 codes[index] = moved if moved < 0 else TRANSFER_FAIL
 
     def _config(self, names: list[str]) -> ReplicateConfig:
-        config = MODULE.ReplicateConfig()
+        config = self._engine.sdk.ReplicateConfig()
         config.replica_num = self._replica_num
         if self._groups:
             config.group_ids = [self._names.group(name) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -48,20 +49,39 @@ def dial(route: Route, ends_at: float) -> socket.socket:
         if route.tls is None:
             return connection
         if route.proxy is not None:
-            _tunnel(connection, route, route.proxy)
+            _tunnel(connection, route, route.proxy, ends_at)
+        connection.settimeout(left_s(ends_at))
         return route.tls.wrap_socket(connection, server_hostname=route.host)
     except BaseException:
         connection.close()
         raise
 
 
-def _tunnel(connection: socket.socket, route: Route, proxy: Proxy) -> None:
+class _Said(io.RawIOBase):
+    """What comes on a connection until *ends_at*. To `http.client` it is the socket."""
+
+    def __init__(self, connection: socket.socket, ends_at: float) -> None:
+        self._connection = connection
+        self._ends_at = ends_at
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stub says any buffer; it is a memoryview
+        self._connection.settimeout(left_s(self._ends_at))
+        return self._connection.recv_into(buffer)
+
+    def makefile(self, mode: str) -> io.BufferedReader:  # noqa: ARG002 - always "rb"
+        return io.BufferedReader(self)
+
+
+def _tunnel(connection: socket.socket, route: Route, proxy: Proxy, ends_at: float) -> None:
     host = f"[{route.host}]" if ":" in route.host else route.host
     lines = [f"CONNECT {host}:{route.port} HTTP/1.1", f"Host: {host}:{route.port}"]
     if proxy.authorization is not None:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     connection.sendall("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
-    response = HTTPResponse(connection, method="CONNECT")
+    response = HTTPResponse(_Said(connection, ends_at), method="CONNECT")  # type: ignore[arg-type]  # all that it uses
     try:
         response.begin()
     except HTTPException as error:

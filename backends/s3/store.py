@@ -69,8 +69,12 @@ class S3Store(ObjectStore):
         self._remote = self._connect()
         self.capabilities = Capabilities(keeps_deadline=True, max_key_nbytes=max_key_nbytes(self._remote.bucket.prefix))
         if options.create_bucket:
-            with store_errors("open"):
-                create_bucket(self._remote.bucket, self._call("open", "", self._patience()))
+            try:
+                with store_errors("open"):
+                    create_bucket(self._remote.bucket, self._call("open", "", self._patience()))
+            except BaseException:
+                self.close()
+                raise
 
     # -- reading -----------------------------------------------------------------------------
 

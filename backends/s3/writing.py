@@ -11,7 +11,7 @@ from hicache_storage.backends.io_threads import IOThreads
 from hicache_storage.backends.s3.bucket import Bucket, Call
 from hicache_storage.backends.s3.multipart import put_in_parts
 from hicache_storage.backends.s3.options import S3Options
-from hicache_storage.errors import AccessDenied, Unsupported
+from hicache_storage.errors import AccessDenied, StoreUnavailable, Unsupported
 from hicache_storage.types import ReadableBuffer, WriteResult, nbytes_of
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,12 @@ class Writer:
         name = f"!probe-{uuid.uuid4().hex}"
         try:
             server = self._bucket.put(call, name, [], only_if_new=False).headers.get("server", "")
+        except StoreUnavailable:
+            self._remove_probe(call, name)  # It may be there: the answer alone can have been lost.
+            raise
+        except Unsupported:
+            return False
+        try:
             if server.startswith(_SERVERS_THAT_QUEUE):
                 return False
             return self._bucket.put(call, name, [], only_if_new=True).status != 200

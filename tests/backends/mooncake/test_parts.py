@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import time
+from importlib.abc import MetaPathFinder
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hicache_storage.backends.mooncake import MooncakeOptions, buffers, errors, node
+from hicache_storage.backends.mooncake import MooncakeOptions, MooncakeStore, buffers, errors, node
 from hicache_storage.backends.mooncake.buffers import Regions, Slots, address_of
 from hicache_storage.backends.mooncake.names import Names
 from hicache_storage.backends.mooncake.pieces import Body, cut
 from hicache_storage.config import from_mapping, resolve
 from hicache_storage.errors import AccessDenied, ConfigError, CorruptObject, StoreError, StoreFull, StoreUnavailable
 from hicache_storage.testing.contract import HOSTILE_KEYS
+from hicache_storage.testing.services.process import ReservedPort
 from hicache_storage.types import ReadableBuffer, nbytes_of
+from tests.backends.s3.stub import stub_server
 
 _OBJECT_KEY = "e7663e63566375b0da3f512104e610802788ce9ef43385aecb44beff787cc88f_ukv1-dc5fedb13ebe9b02_L0-2_H0"
 _MASTER = {"master_server_address": "10.0.0.1:50051"}
@@ -219,3 +223,53 @@ def test_a_node_with_wrong_options_says_so(
 def test_a_node_without_a_master_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert node.main(["--master", "127.0.0.1:1", "--memory", "16MiB"]) == 3
     assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_node_without_the_sdk_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], without_libibverbs: None
+) -> None:
+    assert node.main(["--master", "127.0.0.1:1", "--memory", "16MiB"]) == 2
+    assert "apt-get install -y libibverbs1" in capsys.readouterr().err
+
+
+# -- the SDK and the master's HTTP server ----------------------------------------------------
+
+
+class _LacksIbverbs(MetaPathFinder):
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "mooncake.store":
+            raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+
+@pytest.fixture
+def without_libibverbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK is installed and has not been loaded, and a library that it needs is missing."""
+    for variable in ("MC_LOG_LEVEL", "MC_HANDSHAKE_CONNECT_TIMEOUT"):
+        monkeypatch.setenv(variable, "")
+    monkeypatch.delitem(sys.modules, "mooncake.store", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_LacksIbverbs(), *sys.meta_path])
+
+
+def test_a_store_without_the_sdk_says_what_to_install(without_libibverbs: None) -> None:
+    options = MooncakeOptions(master_server_address="127.0.0.1:1", local_hostname="without-libibverbs")
+
+    with pytest.raises(ConfigError, match=r"libibverbs.*apt-get install -y libibverbs1"):
+        MooncakeStore(options)
+
+
+def test_listing_at_a_wrong_port_names_the_option() -> None:
+    port = ReservedPort()
+    options = MooncakeOptions(master_server_address="127.0.0.1:1", master_metrics_port=port.number)
+
+    with MooncakeStore(options) as store, pytest.raises(StoreUnavailable, match=r"option master_metrics_port"):
+        list(store.list_keys())
+
+
+def test_listing_at_the_port_of_another_server_names_the_option() -> None:
+    with stub_server() as stub:
+        options = MooncakeOptions(
+            master_server_address="127.0.0.1:1", master_metrics_port=int(stub.url.rpartition(":")[2])
+        )
+
+        with MooncakeStore(options) as store, pytest.raises(StoreUnavailable, match=r"option master_metrics_port.*404"):
+            list(store.list_keys())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 
@@ -90,6 +92,28 @@ for round in range(20):
         assert at_once(*[partial(use, opened, i) for i in range(32)]) == [True] * 32
 """
 
+_WRITE_AND_READ = """
+assert store.write("k", [b"0123"]) and store.read_into("k", 0, [bytearray(4)])
+"""
+
+_ANOTHER_STORE = """
+import dataclasses
+store = MooncakeStore(dataclasses.replace(options, log_level="INFO"))
+"""
+
+_WATCH_THE_LOADING = """
+import os, sys
+from importlib.abc import MetaPathFinder
+seen = []
+
+class Watch(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "mooncake.store":
+            seen.append((os.environ.get("MC_LOG_LEVEL"), os.environ.get("MC_HANDSHAKE_CONNECT_TIMEOUT")))
+
+sys.meta_path.insert(0, Watch())
+"""
+
 
 def test_objects_outlive_the_process_that_wrote_them(mooncake_cluster: MooncakeService) -> None:
     options = _options(mooncake_cluster, "outlive/")
@@ -136,11 +160,44 @@ def test_a_process_ends_well_while_a_call_is_stuck(own_cluster: MooncakeService)
     assert process.returncode == 0, log.decode()
 
 
+@pytest.mark.parametrize(("level", "environments"), [("ERROR", "INFO"), ("INFO", "ERROR")])
+def test_the_option_decides_what_the_sdk_prints(
+    mooncake_cluster: MooncakeService, level: str, environments: str
+) -> None:
+    options = _options(mooncake_cluster, f"prints-{level}/") | {"log_level": level}
+
+    log = _run(options, _WRITE_AND_READ, {"MC_LOG_LEVEL": environments})
+
+    assert _informs(log) is (level == "INFO"), log
+
+
+def test_the_first_stores_log_level_holds_for_the_process(mooncake_cluster: MooncakeService) -> None:
+    options = _options(mooncake_cluster, "first-level/") | {"log_level": "ERROR"}
+
+    log = _run(options, _ANOTHER_STORE + _WRITE_AND_READ, {"MC_LOG_LEVEL": "INFO"})
+
+    assert not _informs(log), log
+
+
+def test_what_the_sdk_reads_only_while_it_is_loaded_is_there_by_then() -> None:
+    options: dict[str, object] = {"master_server_address": "127.0.0.1:1", "deadline_s": 14.0, "log_level": "WARNING"}
+
+    _run(options, "assert seen[0] == ('WARNING', '7'), seen", before=_WATCH_THE_LOADING)
+
+
 def _options(cluster: MooncakeService, prefix: str) -> dict[str, object]:
     return dict(cluster.options) | {"key_prefix": prefix, "deadline_s": 30.0}
 
 
-def _run(options: dict[str, object], code: str) -> None:
-    command = [sys.executable, "-c", _OPEN.format(options=options) + code]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=_WITHIN_S, check=False)
+def _run(options: dict[str, object], code: str, environment: dict[str, str] | None = None, *, before: str = "") -> str:
+    """Return what the process has written to stderr."""
+    command = [sys.executable, "-c", before + _OPEN.format(options=options) + code]
+    environ = os.environ | (environment or {})
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=_WITHIN_S, check=False, env=environ)
     assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def _informs(log: str) -> bool:
+    """Whether the SDK has printed a line of level INFO."""
+    return re.search(r"^I\d{4} ", log, re.MULTILINE) is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from hicache_storage.backends.s3 import S3Store
+from hicache_storage.backends.s3 import S3Store, wire
+from hicache_storage.backends.s3.dial import Route, dial
 from hicache_storage.errors import AccessDenied, StoreError
 from hicache_storage.types import HIT, MISS, Status
 from tests.backends.s3.services import S3Service
-from tests.backends.s3.stub import Reply, Seen, Stub
+from tests.backends.s3.stub import Reply, Seen, Stub, refused
 
 pytest_plugins = ["tests.backends.s3.fixtures"]
 
@@ -115,3 +117,19 @@ def test_a_bucket_that_is_there_need_not_be_created(stub: Stub) -> None:
     stub.script = lambda seen: Reply(409, b"<Error><Code>BucketAlreadyOwnedByYou</Code></Error>")
 
     S3Store(stub.options(create_bucket=True)).close()
+
+
+def test_a_bucket_that_cannot_be_created_leaves_no_connection(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.script = lambda seen: refused(403, "AccessDenied")
+    made: list[socket.socket] = []
+
+    def dialled(route: Route, ends_at: float) -> socket.socket:
+        made.append(dial(route, ends_at))
+        return made[-1]
+
+    monkeypatch.setattr(wire, "dial", dialled)
+
+    with pytest.raises(AccessDenied):
+        S3Store(stub.options(create_bucket=True))
+
+    assert [connection.fileno() for connection in made] == [-1]

@@ -146,6 +146,36 @@ def test_a_proxy_that_refuses_is_named(
             store.stat("k")
 
 
+def test_a_proxy_that_never_comes_to_an_end_costs_the_deadline(
+    tls_stub: Stub, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, all of them never."""
+    given_up = threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(6000):
+                    connection.sendall(b"H")
+                    if given_up.wait(0.01):
+                        return
+
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=trickle, daemon=True)
+        thread.start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        options = tls_stub.options(ca_bundle=str(certificate[0]), deadline_s=0.5)
+        with S3Store(options) as store, pytest.raises(StoreUnavailable, match="TimeoutError"):
+            store.stat("k")
+        given_up.set()
+        listener.shutdown(socket.SHUT_RDWR)  # On a busy machine the deadline may be over before anybody came.
+        thread.join(60)
+
+    assert not thread.is_alive()
+
+
 def test_plain_requests_are_handed_to_the_proxy_whole(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv("http_proxy", stub.url.replace("//", "//user:word@"))

@@ -108,6 +108,30 @@ def test_who_may_not_delete_can_write_all_the_same(stub: Stub, caplog: pytest.Lo
     assert f"s3.probe_left_behind name={probe.removeprefix('/bucket/').replace('%21', '!')}" in caplog.text
 
 
+def test_who_may_not_write_leaves_no_probe_behind(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+    stub.script = lambda seen: refused(403, "AccessDenied")
+
+    with S3Store(stub.options(conditional_put="auto")) as store, pytest.raises(AccessDenied):
+        store.write("k", [b"0123"])
+
+    assert "s3.probe_left_behind" not in caplog.text
+
+
+def test_a_probe_whose_answer_is_lost_is_removed(stub: Stub) -> None:
+    def lost(seen: Seen) -> Reply | None:
+        if seen.method != "PUT":
+            return None
+        stub.objects[seen.path] = seen.body
+        return refused(503, "SlowDown")
+
+    stub.script = lost
+
+    with S3Store(stub.options(conditional_put="auto")) as store, pytest.raises(StoreUnavailable):
+        store.write("k", [b"0123"])
+
+    assert stub.objects == {}
+
+
 def test_a_question_without_an_answer_is_asked_again(stub: Stub) -> None:
     _Conditions(stub)
     answering = stub.script
