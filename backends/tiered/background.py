@@ -91,11 +91,12 @@ class Background:
         books, wanted = self._books(), set(keys)
         with books.changed:
             books.held.update(wanted)
-            for key in wanted & books.queued.keys():
-                del books.queued[key]
-            books.changed.wait_for(lambda: wanted.isdisjoint(books.running), remaining_s(wait_s))
-            busy = wanted & books.running
         try:
+            with books.changed:
+                for key in wanted & books.queued.keys():
+                    del books.queued[key]
+                books.changed.wait_for(lambda: wanted.isdisjoint(books.running), remaining_s(wait_s))
+                busy = wanted & books.running
             yield busy
         finally:
             with books.changed:

@@ -64,10 +64,10 @@ class Copier:
         return taken
 
     def _perform(self, copy: Copy) -> None:
-        body = bytearray(copy.nbytes)
         try:
+            body = bytearray(copy.nbytes)
             found = self._tiers[copy.source].read_into(copy.key, 0, [body], object_nbytes=copy.nbytes)
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the thread
+        except BaseException as error:  # noqa: BLE001 - whatever a backend raises, an SDK's panic too: the thread lives
             self._failed(copy, copy.source, error)
             return
         if not found:
@@ -77,11 +77,11 @@ class Copier:
             try:
                 self._tiers[target].write(copy.key, [body])
                 self._counters.add(COPIED)
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self._rests_until[target] = self._clock() + _REST_S
                 self._failed(copy, target, error)
 
-    def _failed(self, copy: Copy, tier: int, error: Exception) -> None:
+    def _failed(self, copy: Copy, tier: int, error: BaseException) -> None:
         cause = f"{COPY_FAILED}.{type(error).__name__}"
         self._counters.add(cause)
         self._warnings.warn(

@@ -17,6 +17,7 @@ from hicache_storage.backends.tiered.requests import written_again
 from hicache_storage.batches import LazySequence
 from hicache_storage.config import from_mapping
 from hicache_storage.errors import StoreError, StoreUnavailable, Unsupported
+from hicache_storage.middleware import ComposedStore
 from hicache_storage.registry import ResolvedStore, resolve_store
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import Counters, RareWarnings
@@ -43,7 +44,7 @@ _BACKEND = "tiered"
 _log = logging.getLogger(__name__)
 
 
-class TieredStore(ObjectStore):
+class TieredStore(ComposedStore):
     """An ordered list of stores as one, the fastest first. An object is there if any of them has it.
 
     Reads ask one store after the other until one has the object, also behind one that failed. A failure is
@@ -77,6 +78,10 @@ class TieredStore(ObjectStore):
         self._copies = Copies()
         self._copier = Copier(self._tiers, options, self.counters)
         self.capabilities = combined([tier.capabilities for tier in self._tiers], written_to_all=options.write == "all")
+
+    @property
+    def parts(self) -> Sequence[ObjectStore]:
+        return tuple(self._tiers)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -223,12 +228,12 @@ class TieredStore(ObjectStore):
         if self._closed:
             return
         self._closed = True
-        dropped = self._copier.background.close(self._options.drain_s)
-        if dropped:
-            _log.warning("tiered.copies_lost count=%d waited_s=%.1f", dropped, self._options.drain_s)
         with ExitStack() as stack:
             for tier in reversed(self._tiers):
                 stack.callback(tier.close)
+            dropped = self._copier.background.close(self._options.drain_s)
+            if dropped:
+                _log.warning("tiered.copies_lost count=%d waited_s=%.1f", dropped, self._options.drain_s)
 
     # -- asking the stores -------------------------------------------------------------------
 

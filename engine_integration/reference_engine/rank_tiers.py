@@ -22,7 +22,7 @@ from hicache_storage.engine_integration.tiers.slots import PageAllocator
 from hicache_storage.engine_integration.transfer import Backup, Load
 from hicache_storage.errors import ConfigError
 from hicache_storage.kernels import DevicePool
-from hicache_storage.middleware import MetricsLayer
+from hicache_storage.middleware import store_counts
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import Counters
 
@@ -140,13 +140,16 @@ class RankTiers:
         self.controller.detach()
         if attached is not None and self._host is not None:
             self._peers.drop_groups(attached.groups)
-            self._metrics_of_past_stores.update(_metrics(attached.store))
             _give_up(attached.store, self._host.pool)
+            # A store may finish copies between its parts as it closes.
+            self._metrics_of_past_stores.update(store_counts(attached.store))
 
     def store_metrics(self) -> dict[str, int]:
-        """Return what the layer ``metrics`` around this rank's stores has counted since the start."""
-        now = {} if self._attached is None else _metrics(self._attached.store)
-        return dict(self._metrics_of_past_stores + Counter(now))
+        """Return what the layers ``metrics`` around this rank's stores, and around their parts, have counted since the start."""
+        total = Counter(self._metrics_of_past_stores)
+        if self._attached is not None:
+            total += store_counts(self._attached.store)
+        return dict(total)
 
     def close(self) -> None:
         """Bring what is under way to its end, and give everything back."""
@@ -186,10 +189,6 @@ class RankTiers:
             return size.num_pages(page_nbytes, device_pages=config.device_pages, memory=read_host_memory())
 
         return agree_host_pages(self._peers.group, config.page_tokens, local)
-
-
-def _metrics(store: ObjectStore) -> dict[str, int]:
-    return store.metrics.counts() if isinstance(store, MetricsLayer) else {}
 
 
 def _give_up(store: ObjectStore, host: HostPool) -> None:

@@ -23,11 +23,13 @@ from hicache_storage.middleware.layer import Layer
 from hicache_storage.middleware.limit import ReadBudgetLayer, WriteBudgetLayer
 from hicache_storage.middleware.metrics import MetricsLayer, StoreMetrics
 from hicache_storage.middleware.options import MiddlewareOptions, wrap
+from hicache_storage.middleware.parts import ComposedStore, store_counts
 from hicache_storage.middleware.retry import RetryLayer
 
 __all__ = [
     "BreakerLayer",
     "Budget",
+    "ComposedStore",
     "DeadlineLayer",
     "EncryptionLayer",
     "FaultLayer",
@@ -40,5 +42,6 @@ __all__ = [
     "RetryLayer",
     "StoreMetrics",
     "WriteBudgetLayer",
+    "store_counts",
     "wrap",
 ]

@@ -105,23 +105,32 @@ class BreakerLayer(Layer):
 
     def _leave(self, period: int, *, reached: bool | None) -> None:
         with self._lock:
-            if period != self._period:
-                return
-            was_open, self._probing = self._closed_again_at is not None, False
-            if reached is None:
-                return
-            if reached:
-                self._in_a_row, self._open_s = 0, self._first_open_s
-                if was_open:
-                    self._turn(None)
-                    _log.info("breaker.closed backend=%s", self.name)
-                return
-            self._in_a_row += 1
+            opened_s = self._moved(period, reached=reached)
+        # Not under the lock: whoever takes the line may ask the store something, or take long.
+        if opened_s == 0:
+            _log.info("breaker.closed backend=%s", self.name)
+        elif opened_s is not None:
+            _log.warning("breaker.open backend=%s for_s=%.1f", self.name, opened_s)
+
+    def _moved(self, period: int, *, reached: bool | None) -> float | None:
+        """Count a call that has ended; return for how long the breaker opens, 0 if it closes, None if it stays as it is."""
+        if period != self._period:
+            return None
+        was_open, self._probing = self._closed_again_at is not None, False
+        if reached is None:
+            return None
+        if reached:
+            self._in_a_row, self._open_s = 0, self._first_open_s
             if was_open:
-                self._open_s = min(self._max_open_s, self._open_s * 2)
-            if was_open or self._in_a_row >= self._failures:
-                self._turn(self._clock() + self._open_s)
-                _log.warning("breaker.open backend=%s for_s=%.1f", self.name, self._open_s)
+                self._turn(None)
+            return 0.0 if was_open else None
+        self._in_a_row += 1
+        if was_open:
+            self._open_s = min(self._max_open_s, self._open_s * 2)
+        if not was_open and self._in_a_row < self._failures:
+            return None
+        self._turn(self._clock() + self._open_s)
+        return self._open_s
 
     def _turn(self, closed_again_at: float | None) -> None:
         """Begin a new period; what calls of earlier ones find no longer counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,8 @@ T = TypeVar("T")
 R = TypeVar("R", RangeRead, ObjectWrite, str)
 
 _LISTED_AT_ONCE = 1024
+
+_log = logging.getLogger(__name__)
 
 
 class DeadlineLayer(Layer):
@@ -76,21 +79,7 @@ class GuardLayer(Layer):
         limit_s = remaining_s(self._deadline_s)
         if not limit_s:
             raise StoreUnavailable("no time is left to begin", backend=self.name, op=op, key=key)
-        result: Future[T] = Future()
-        thread = threading.Thread(
-            target=self._run, args=(result, copy_context(), call), name=f"hicache-guard-{op}", daemon=True
-        )
-        thread.start()
-        try:
-            return result.result(limit_s)
-        except TimeoutError:
-            if result.done():
-                return result.result()
-            with self._lock:
-                self._stuck += 1
-            result.add_done_callback(self._came_back)
-            reason = f"no answer within {limit_s:.2f} s"
-            raise StoreUnavailable(reason, backend=self.name, op=op, key=key) from None
+        return self._guarded(op, key, call, limit_s)
 
     def batch(self, op: str, requests: Sequence[R], call: Callable[[Sequence[R]], list[Outcome]]) -> list[Outcome]:
         try:
@@ -138,6 +127,38 @@ class GuardLayer(Layer):
 
     def unregister_memory(self, buffer: WritableBuffer) -> None:
         """Ignored, as `register_memory`."""
+
+    def close(self) -> None:
+        """Close the inner store; one in which operations are stuck has the deadline for that, and is then left to itself."""
+        with self._lock:
+            is_stuck = self._stuck > 0
+        if not is_stuck:
+            self.inner.close()
+            return
+        try:
+            self._guarded("close", "", self.inner.close, self._deadline_s)
+        except StoreUnavailable as error:
+            _log.warning("store.left_open backend=%s %s", self.name, error)
+
+    def _guarded(self, op: str, key: str, call: Callable[[], T], limit_s: float) -> T:
+        result: Future[T] = Future()
+        thread = threading.Thread(
+            target=self._run, args=(result, copy_context(), call), name=f"hicache-guard-{op}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise StoreUnavailable(f"no thread for it: {error}", backend=self.name, op=op, key=key) from error
+        try:
+            return result.result(limit_s)
+        except TimeoutError:
+            if result.done():
+                return result.result()
+            with self._lock:
+                self._stuck += 1
+            result.add_done_callback(self._came_back)
+            reason = f"no answer within {limit_s:.2f} s"
+            raise StoreUnavailable(reason, backend=self.name, op=op, key=key) from None
 
     @staticmethod
     def _run(result: Future[T], context: Context, call: Callable[[], T]) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hicache_storage.errors import StoreError
 from hicache_storage.middleware.layer import Layer, built_once
-from hicache_storage.middleware.metrics_text import BUCKETS_S, prometheus_text
+from hicache_storage.middleware.metrics_text import BUCKETS_S, PART, prometheus_text
 from hicache_storage.store import ObjectStore
 from hicache_storage.telemetry import STORE_METRICS
 from hicache_storage.types import (
@@ -58,12 +58,15 @@ class StoreMetrics:
                 shown[op] |= {result: count for (name, result), count in self._results.items() if name == op}
             return shown
 
-    def counts(self) -> dict[str, int]:
+    def counts(self, part: str = "") -> dict[str, int]:
         """Return everything as numbers that those of other ranks and stores may be added to, name by name.
 
         Behind ``store_metrics.`` they are ``requests.<op>.<result>.<backend>``, ``bytes.<op>.<backend>``, and
         ``seconds.<op>.<n>.<backend>``, the calls in the n-th bucket of `BUCKETS_S` or behind the last of them, with the
-        microseconds of all as ``seconds.<op>.us.<backend>``.
+        microseconds of all as ``seconds.<op>.us.<backend>``. Those of a part of another store have ``part.<part>.`` in front.
+
+        Args:
+            part: the part's name, without dots; none for a store that is no part.
         """
         with self._lock:
             found = {f"requests.{op}.{result}": count for (op, result), count in self._results.items()}
@@ -71,7 +74,8 @@ class StoreMetrics:
             for op, buckets in self._latency.items():
                 found |= {f"seconds.{op}.{at}": count for at, count in enumerate(buckets)}
                 found[f"seconds.{op}.us"] = round(self._latency_sum_s[op] * 1e6)
-        return {f"{STORE_METRICS}.{name}.{self.backend}": count for name, count in found.items() if count}
+        prefix = f"{STORE_METRICS}.{PART}.{part}" if part else STORE_METRICS
+        return {f"{prefix}.{name}.{self.backend}": count for name, count in found.items() if count}
 
     def prometheus_text(self) -> str:
         """Return everything in Prometheus' text format."""

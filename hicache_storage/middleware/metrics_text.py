@@ -9,6 +9,9 @@ from hicache_storage.telemetry import STORE_METRICS
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+PART = "part"
+"""What stands in front of the name of a part of a store, in names of counts."""
+
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -25,16 +28,19 @@ def prometheus_text(counts: Mapping[str, int]) -> str:
         if not name.startswith(f"{STORE_METRICS}."):
             continue
         _, kind, rest = name.split(".", 2)
+        part = ""
+        if kind == PART:
+            part, kind, rest = rest.split(".", 2)
         if kind == "bytes":
             op, backend = rest.split(".", 1)
-            nbytes.append(f"hicache_store_bytes_total{{{_labels(backend, op)}}} {count}")
+            nbytes.append(f"hicache_store_bytes_total{{{_labels(backend, part, op)}}} {count}")
             continue
         # A backend's name may have dots in it, so it stands at the end.
         op, which, backend = rest.split(".", 2)
         if kind == "requests":
-            requests.append(f'hicache_store_requests_total{{{_labels(backend, op)},result="{which}"}} {count}')
+            requests.append(f'hicache_store_requests_total{{{_labels(backend, part, op)},result="{which}"}} {count}')
         else:
-            seconds[_labels(backend, op)][which] = count
+            seconds[_labels(backend, part, op)][which] = count
     histograms = [line for labels, of_op in seconds.items() for line in _histogram(labels, of_op)]
     return (
         _family("requests_total", "counter", "Requests by operation and result.", requests)
@@ -58,5 +64,6 @@ def _histogram(labels: str, counts: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _labels(backend: str, op: str) -> str:
-    return f'backend="{backend.translate(_ESCAPES)}",op="{op}"'
+def _labels(backend: str, part: str, op: str) -> str:
+    of_part = f'part="{part}",' if part else ""
+    return f'backend="{backend.translate(_ESCAPES)}",{of_part}op="{op}"'

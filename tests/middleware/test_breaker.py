@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -48,6 +49,36 @@ def test_open_breaker_asks_the_store_nothing() -> None:
     assert store.state == "open"
     assert len(faulty.calls) == asked
     assert [bool(outcome) for outcome in store.exists_many(["a", "b"])] == [False, False]
+
+
+def test_whoever_is_told_that_it_turned_may_look_at_it() -> None:
+    store, faulty, clock = broken(failures=1)
+    seen: list[tuple[str, str]] = []
+
+    class Looking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append((record.getMessage().split()[0], store.state))
+
+    def open_and_close() -> None:
+        fail(store, 1)
+        faulty.rescript([])
+        clock.now_s = 1.0
+        store.stat("k")
+
+    log = logging.getLogger("hicache_storage.middleware.breaker")
+    handler, level = Looking(), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        thread = threading.Thread(target=open_and_close, daemon=True)
+        thread.start()
+        thread.join(PATIENT_S)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+    assert not thread.is_alive()
+    assert seen == [("breaker.open", "open"), ("breaker.closed", "closed")]
 
 
 def test_one_success_starts_the_count_anew() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -174,3 +175,61 @@ def test_nothing_is_begun_when_no_time_is_left() -> None:
 
     assert outcomes[0].status is Status.FAILED
     assert faulty.calls == []
+
+
+def test_a_system_without_threads_is_a_failure_and_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = FaultyStore(MemoryStore())
+    store = GuardLayer(faulty, PATIENT_S)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(StoreUnavailable, match="new thread"):
+            store.stat("k")
+
+    assert faulty.calls == []
+    assert store.stat("k") is None
+
+
+class SlowToClose(MemoryStore):
+    """Answers and closes once the gate is open; notes on which threads it was closed."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.gate = gate
+        self.closed_by: list[threading.Thread] = []
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        self.gate.pass_through()
+        return None
+
+    def close(self) -> None:
+        self.gate.pass_through()
+        self.closed_by.append(threading.current_thread())
+
+
+def test_a_store_that_is_stuck_is_left_when_it_does_not_close_in_time() -> None:
+    gate = Gate()
+    inner = SlowToClose(gate)
+    store = GuardLayer(inner, SHORT_S)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        store.stat("k")
+
+    store.close()
+
+    assert inner.closed_by == []
+    gate.open()
+    join_guards()
+    assert len(inner.closed_by) == 1
+
+
+def test_a_store_that_is_not_stuck_has_all_the_time_to_close() -> None:
+    gate = Gate()
+    gate.open()
+    inner = SlowToClose(gate)
+
+    GuardLayer(inner, SHORT_S).close()
+
+    assert inner.closed_by == [threading.current_thread()]

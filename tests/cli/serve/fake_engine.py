@@ -43,6 +43,11 @@ COUNTERS = {
     "store_metrics.seconds.read.0.file": 2,
     "store_metrics.seconds.read.14.file": 1,
     "store_metrics.seconds.read.us.file": 11_500_000,
+    "store_metrics.part.0.requests.read.miss.file": 5,
+    "store_metrics.part.1.requests.read.hit.file": 5,
+    "store_metrics.part.1.bytes.read.file": 320,
+    "store_metrics.part.1.seconds.read.2.file": 1,
+    "store_metrics.part.1.seconds.read.us.file": 2_000,
 }
 _PATIENCE_S = 60.0
 

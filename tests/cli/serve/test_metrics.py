@@ -104,6 +104,20 @@ def test_what_the_layer_metrics_counted_is_there_by_backend_operation_and_result
     assert not any("store_metrics" in name for name, _ in found)
 
 
+def test_what_it_counted_of_the_parts_of_a_store_is_there_by_part(server: RunningServer) -> None:
+    found = samples(server)
+
+    def of(name: str, part: str, *more: tuple[str, str]) -> float:
+        return found[
+            f"hicache_store_{name}", tuple(sorted([("backend", "file"), ("part", part), ("op", "read"), *more]))
+        ]
+
+    assert of("requests_total", "0", ("result", "miss")) == of("requests_total", "1", ("result", "hit")) == 5
+    assert of("bytes_total", "1") == 320
+    assert [of("seconds_bucket", "1", ("le", le)) for le in ("0.001", "0.0025", "+Inf")] == [0, 1, 1]
+    assert of("seconds_sum", "1") == 0.002
+
+
 def test_what_the_layer_metrics_counted_says_what_it_is(server: RunningServer) -> None:
     text = server.call("GET", "/metrics").body.decode()
 

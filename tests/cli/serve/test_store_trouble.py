@@ -189,6 +189,28 @@ def test_damaged_objects_are_no_hits_and_are_written_again(server: Server, tmp_p
 
 
 @pytest.mark.slow
+def test_what_one_tier_lost_comes_from_the_next_and_metrics_tell_them_apart(server: Server, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("upper", "lower")]
+    tiers = [{"backend": "file", "path": str(folder), "middleware": {"metrics": True}} for folder in folders]
+    server.attach("tiered", tiers=tiers, promote="none")
+    computed, _ = server.answer(13)
+    server.answer_from_store(13)
+    server.forget()
+    before = server.metrics()
+    for path in folders[0].glob("objects/*/*/*_L*"):
+        path.unlink()
+
+    answer = server.answer(13)
+    during = server.counted(before)
+
+    # The layer's samples are by backend, operation, part and result.
+    reads = "hicache_store_requests_total file read {}"
+    assert answer == (computed, FROM_STORE)
+    assert during[reads.format("0 miss")] == during[reads.format("1 hit")] > 0
+    assert during["hicache_store_bytes_total file read 1"] > 0
+
+
+@pytest.mark.slow
 def test_a_store_of_random_troubles_costs_no_token(server: Server, tmp_path: Path) -> None:
     faults = {"seed": 3, "error_rate": 0.2, "corrupt_rate": 0.2, "miss_rate": 0.1, "lost_write_rate": 0.1}
     faults |= {"delay_rate": 0.2, "delay_s": 0.02}

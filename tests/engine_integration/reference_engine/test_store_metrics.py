@@ -7,10 +7,18 @@ from pathlib import Path
 
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush
 from tests.engine_integration.reference_engine.asking import answered, ask, config, counters, turns
-from tests.engine_integration.reference_engine.places import file_place
+from tests.engine_integration.reference_engine.held_store import HeldStore
+from tests.engine_integration.reference_engine.places import Place, file_place
 from tests.engine_integration.reference_engine.thread_ranks import ThreadEngine
 
 RANKS = 2
+METRICS = {"metrics": True}
+STORED = "store_metrics.part.{}.requests.write.stored.{}"
+
+
+def parts(*places: Place) -> list[dict[str, object]]:
+    """Return what a tiered store's option ``stores`` is to be, with the layer around each of *places*."""
+    return [{"backend": place.backend, **place.options, "middleware": METRICS} for place in places]
 
 
 def test_it_is_that_of_all_ranks_and_of_all_stores_since_the_start(tmp_path: Path) -> None:
@@ -35,6 +43,35 @@ def test_it_is_that_of_all_ranks_and_of_all_stores_since_the_start(tmp_path: Pat
     assert (more[0], more[2]) == (more[1], more[3])
     assert reports[0][moved] > 0
     assert all(count <= reports[3][name] for name, count in reports[1].items() if name.startswith("store_metrics"))
+
+
+def test_that_of_the_parts_of_a_store_is_there_by_part(tmp_path: Path) -> None:
+    places = [file_place(tmp_path / name) for name in ("a", "b")]
+    tiered = Place("tiered", {"stores": parts(*places)})
+
+    with ThreadEngine(config(topology="tp2pp1", store=tiered.target)) as engine:
+        ask(engine, *turns([1]))
+        assert answered(engine, Flush(1)).error is None
+        report = counters(engine)
+
+    for number, place in enumerate(places):
+        with place.open() as store:
+            more = report[STORED.format(number, "file")] - len(list(store.list_keys()))
+        assert 0 <= more < RANKS
+    assert not any(name.endswith(".tiered") for name in report)
+
+
+def test_copies_that_end_while_a_store_is_given_up_are_counted(tmp_path: Path) -> None:
+    held = Place(f"{HeldStore.__module__}:{HeldStore.__name__}", {})
+    options = {"stores": parts(file_place(tmp_path), held), "write": "first_then_background", "drain_s": 60}
+
+    with ThreadEngine(config(store=Place("tiered", options).target)) as engine:
+        ask(engine, *turns([1]))
+        assert answered(engine, Flush(1)).error is None
+        assert answered(engine, Detach(2)).error is None
+        report = counters(engine)
+
+    assert report[STORED.format(1, "memory")] == report[STORED.format(0, "file")] > 0
 
 
 def test_without_the_layer_nothing_is_counted(tmp_path: Path) -> None:
