@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TypeVar
+
+from hicache_storage.daemon_pool import DaemonPool
 
 T = TypeVar("T")
 
@@ -14,13 +17,14 @@ T = TypeVar("T")
 class IOThreads:
     """Up to *count* threads that work on one group of requests: the caller's own and those of a pool.
 
-    The pool is made when it is first needed, and again in a process that was forked.
+    The pool is made when it is first needed, and again in a process that was forked. Its threads keep no process alive,
+    also while one is inside a call that does not return.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._name = name
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._pool: tuple[int, DaemonPool] | None = None
 
     def run(self, work: Callable[[T], None], tasks: Sequence[T]) -> None:
         """*work* has run once for each of *tasks*, and no thread is at it any more.
@@ -73,23 +77,22 @@ class IOThreads:
         """The pool's threads have ended; a later `run` does everything on the caller's thread."""
         pool = self._pool
         if pool is not None and pool[0] == os.getpid():
-            pool[1].shutdown()
+            pool[1].close(wait=True)
 
     def _start(self, errand: list[Callable[[], None]], helpers: int) -> list[Future[None]]:
         started: list[Future[None]] = []
         try:
             for _ in range(helpers):
-                started.append(self._executor().submit(_run, errand))  # noqa: PERF401 - keeps those before a refusal
+                started.append(self._current().submit(partial(_run, errand)))  # noqa: PERF401 - keeps those before a refusal
         except RuntimeError:
-            # The pool or the interpreter is shutting down, or the system has no thread left:
-            # the caller's own thread does the work.
+            # The pool is closed, or the system has no thread left: the caller's own thread does the work.
             pass
         return started
 
-    def _executor(self) -> ThreadPoolExecutor:
+    def _current(self) -> DaemonPool:
         pool, pid = self._pool, os.getpid()
         if pool is None or pool[0] != pid:
-            pool = self._pool = (pid, ThreadPoolExecutor(self.count, thread_name_prefix=f"hicache-{self._name}"))
+            pool = self._pool = (pid, DaemonPool(self.count, f"hicache-{self._name}"))
         return pool[1]
 
 

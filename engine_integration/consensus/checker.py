@@ -111,8 +111,8 @@ class Checker:
         """Compare what is left, then end. Blocks until every rank has closed, or the group's deadline has passed.
 
         Args:
-            timeout_s: blocks no longer than this: for a rank that fails while others may wait for it. The rest is
-                compared as long as the process lives.
+            timeout_s: blocks no longer than this, and as long once more where the log's device hangs: for a rank that
+                fails while others may wait for it. The rest is compared as long as the process lives.
         """
         if self._is_closed.is_set():
             return
@@ -120,7 +120,7 @@ class Checker:
         self._is_closed.set()
         self._thread.join(timeout_s)
         if self.log is not None:
-            self.log.close()
+            self.log.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, BinaryIO, TypeVar
 
@@ -73,12 +74,10 @@ class RankLog:
         self._worker: Worker[Entry] = Worker("hicache-consensus-log", self._write, self._failed)
         self.add: Callable[[Entry], None] = self._worker.submit
 
-    def close(self) -> None:
-        """Write what is queued and end the thread."""
-        self._worker.close()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def close(self, timeout_s: float | None = None) -> None:
+        """Write what is queued and end the thread; after *timeout_s* it is left to end by itself."""
+        if self._worker.close(timeout_s):
+            self._leave()
 
     def _begin(self) -> BinaryIO:
         file = os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
@@ -96,9 +95,13 @@ class RankLog:
 
     def _failed(self, entry: Entry, error: BaseException) -> None:
         _log.warning("rank_consensus.log_ended path=%s entry=%d error=%s", self.path, entry.number, error)
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._leave()
+
+    def _leave(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # A device that is full says so again; there is nothing more to lose.
+                file.close()
 
 
 class LogReader:

@@ -103,15 +103,17 @@ class TransferWorker(ABC, Generic[T]):
 
         Raises:
             InvariantError: its pages do not fit each other or the pools, or the worker is closed; nothing is pinned.
+            RuntimeError: the system has no thread left; nothing is pinned or queued.
         """
         self._check_pages(transfer.device_pages, transfer.host_pages)
         with self._lock:
             if self._closed:
                 raise InvariantError("the transfer worker is closed")
+            if self._thread.ident is None:
+                # Before anything is queued: where it fails, whoever submitted takes the pages back.
+                self._thread.start()
             self.host.slots.pin(transfer.host_pages)
             self._queue.put(transfer)
-            if self._thread.ident is None:
-                self._thread.start()
         return transfer
 
     def _check_pages(self, device_pages: Sequence[int], host_pages: Sequence[int]) -> None:

@@ -80,6 +80,7 @@ class AdapterOptions:
         None,
         doc="every deployment that shares the store, such as tp4pp2,tp2pp1: the grid is the coarsest that all can write",
         parse=_topologies,
+        aliases=("fleet",),
     )
     layer_partition: int | None = option(
         None, doc="layers of an object, the same for all that share the store", parse=whole_number(1, _MOST)

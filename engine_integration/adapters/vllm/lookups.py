@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 from hicache_storage import telemetry
+from hicache_storage.daemon_pool import DaemonPool
 from hicache_storage.telemetry import Counters
 
 _THREADS = 4
@@ -41,12 +43,12 @@ class Lookups:
         self._deadline_s = deadline_s
         self._counters = counters
         self._clock = clock
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="hicache-lookup")
+        self._threads = DaemonPool(_THREADS, "hicache-lookup")
         self._open: dict[str, _Asked] = {}
 
     def ask(self, request_id: str, page_hashes: Sequence[str]) -> None:
         """Start to find out how many leading pages are there. One question of a request at a time."""
-        answer = self._threads.submit(self._lookup, page_hashes)
+        answer = self._threads.submit(partial(self._lookup, page_hashes))
         self._open[request_id] = _Asked(answer, self._clock())
 
     def answer(self, request_id: str) -> int | None:
@@ -87,4 +89,4 @@ class Lookups:
     def close(self) -> None:
         """Ask nothing any more; questions on their way end on their own."""
         self._open.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(wait=False, cancel=True)

@@ -34,13 +34,18 @@ def _store_options(value: object) -> dict[str, object]:
     return dict(value)
 
 
+def _layers(value: object) -> dict[str, object]:
+    if not isinstance(value, Mapping):
+        raise ValueError('expected an object of options, such as {"deadline_s": 2}')  # noqa: TRY004 - as below
+    return {str(name): item for name, item in value.items()}
+
+
 def _fleet(value: object) -> tuple[Topology, ...]:
-    if isinstance(value, tuple) and all(isinstance(item, Topology) for item in value):
-        return value
-    if not isinstance(value, str):
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
         raise ValueError("expected topologies such as 'tp4pp2,tp2'")  # noqa: TRY004 - resolve turns ValueError into ConfigError
     try:
-        return tuple(Topology.parse(part) for part in value.split(","))
+        return tuple(part if isinstance(part, Topology) else Topology.parse(str(part)) for part in parts)
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
@@ -60,6 +65,9 @@ class VllmOptions:
         parse=_store_options,
         aliases=("hicache_storage_backend_extra_config",),
     )
+    middleware: dict[str, object] | None = option(
+        None, doc="the layers around the store, where extra_config does not have them", parse=_layers
+    )
     model_id: str | None = option(None, doc="name of the model in all deployments that share; default: vLLM's --model")
     weights_revision: str | None = option(
         None, doc="version of the weights; default: vLLM's --revision, or a fingerprint of a local model folder"
@@ -71,7 +79,10 @@ class VllmOptions:
         aliases=("page_size",),
     )
     fleet: tuple[Topology, ...] = option(
-        (), doc="topologies of the other deployments that write to the store, such as 'tp4pp2,tp2'", parse=_fleet
+        (),
+        doc="topologies of the other deployments that write to the store, such as 'tp4pp2,tp2'",
+        parse=_fleet,
+        aliases=("topologies",),
     )
     layer_partition: int | None = option(
         None,
@@ -117,7 +128,11 @@ class VllmOptions:
         """Return the open store; the caller closes it. Raises as `registry.open_store` does."""
         backend, extra_config = default_backend(self.backend, None)
         own = from_mapping(self.extra_config or {}, f"{SOURCE}.extra_config")
-        extra = own if own or extra_config is None else load_extra_config(extra_config)
+        extra = dict(own if own or extra_config is None else load_extra_config(extra_config))
+        if self.middleware is not None:
+            if any(name.partition(".")[0] == "middleware" for name in extra):
+                raise ConfigError("vllm option middleware is given twice: beside extra_config and in it")
+            extra |= from_mapping({"middleware": self.middleware}, SOURCE)
         return resolve_store(backend, extra).open()
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hicache_storage import telemetry
+from hicache_storage.daemon_pool import DaemonPool
 from hicache_storage.engine_integration.adapters.vllm.blocks import EngineBlocks
 from hicache_storage.engine_integration.adapters.vllm.work import PageLoad, PageSave, StepWork
 from hicache_storage.engine_integration.page_store import PageStore
@@ -68,8 +70,8 @@ class WorkerSide:
         self._shares: queue.SimpleQueue[int] = queue.SimpleQueue()
         for share in range(load_threads):
             self._shares.put(share)
-        self._loaders = ThreadPoolExecutor(load_threads, thread_name_prefix="hicache-load")
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="hicache-save")
+        self._loaders = DaemonPool(load_threads, "hicache-load")
+        self._saver = DaemonPool(1, "hicache-save")
         self._loading: dict[Future[list[int]], PageLoad] = {}
         self._saving: set[Future[None]] = set()
         self._drops = 0
@@ -83,7 +85,7 @@ class WorkerSide:
         """Start the step's loads, behind what the calling thread's stream has been given."""
         before = mark_of_caller(self._blocks.device)
         for load in work.loads:
-            self._loading[self._loaders.submit(self._load, load, before)] = load
+            self._loading[self._loaders.submit(partial(self._load, load, before))] = load
 
     def submit_saves(self, work: StepWork) -> dict[str, int]:
         """Copy the pages that the step has computed out of their blocks and start to store them.
@@ -131,8 +133,8 @@ class WorkerSide:
         ends_s = time.monotonic() + timeout_s
         late = len(wait(self._saving, timeout_s).not_done)
         late += len(wait(self._loading, max(0.0, ends_s - time.monotonic())).not_done)
-        self._saver.shutdown(wait=False, cancel_futures=True)
-        self._loaders.shutdown(wait=False, cancel_futures=True)
+        self._saver.close(wait=False, cancel=True)
+        self._loaders.close(wait=False, cancel=True)
         if late:
             _log.warning("vllm.closed_early operations=%d waited_s=%.1f", late, timeout_s)
             return False
@@ -194,14 +196,12 @@ class WorkerSide:
         if not count:
             return 0
         slots = pool.slots.allocate(count)
-        per_page = self._blocks.blocks_per_page
-        for position, run in contiguous_runs(slots):
-            for start in range(0, len(run), self._gather_pages):
-                part = run[start : start + self._gather_pages]
-                first = position + start
-                ids = save.block_ids[first * per_page : (first + len(part)) * per_page]
-                self._copy_out(ids, pool.rows[part.start : part.stop])
-        ready, drops = mark_of_caller(self._blocks.device), self._drops
+        try:
+            self._copy_pages_out(save, slots, pool)
+            ready, drops = mark_of_caller(self._blocks.device), self._drops
+        except BaseException:
+            pool.slots.free(slots)
+            raise
 
         def store() -> None:
             try:
@@ -213,6 +213,16 @@ class WorkerSide:
 
         self._saving.add(self._saver.submit(store))
         return count
+
+    def _copy_pages_out(self, save: PageSave, slots: list[int], pool: HostPool) -> None:
+        """Copy the leading pages of *save* out of their blocks, one into each of *slots*."""
+        per_page = self._blocks.blocks_per_page
+        for position, run in contiguous_runs(slots):
+            for start in range(0, len(run), self._gather_pages):
+                part = run[start : start + self._gather_pages]
+                first = position + start
+                ids = save.block_ids[first * per_page : (first + len(part)) * per_page]
+                self._copy_out(ids, pool.rows[part.start : part.stop])
 
     def _copy_out(self, block_ids: tuple[int, ...], rows: Tensor) -> None:
         if self._blocks.device.type == "cpu":

@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from hicache_storage.backends import io_threads
 from hicache_storage.backends.file import FileOptions, FileStore
+from hicache_storage.daemon_pool import DaemonPool
 from hicache_storage.errors import StoreUnavailable
 from hicache_storage.types import ObjectWrite, RangeRead, WriteResult
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 DEADLINE_S = 60
@@ -113,12 +113,12 @@ def test_a_batch_costs_one_hop_per_thread_and_not_per_object(
 ) -> None:
     hops: list[object] = []
 
-    class CountingExecutor(ThreadPoolExecutor):
-        def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-            hops.append(fn)
-            return super().submit(fn, *args, **kwargs)
+    class CountingPool(DaemonPool):
+        def submit(self, call: Callable[[], T]) -> Future[T]:
+            hops.append(call)
+            return super().submit(call)
 
-    monkeypatch.setattr(io_threads, "ThreadPoolExecutor", CountingExecutor)
+    monkeypatch.setattr(io_threads, "DaemonPool", CountingPool)
     store = open_store(io_threads=4)
     keys = [f"k{i}" for i in range(100)]
 
@@ -133,7 +133,7 @@ def test_a_batch_costs_one_hop_per_thread_and_not_per_object(
 def test_a_single_transfer_stays_on_the_callers_thread(
     open_store: Callable[..., FileStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_threads, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(io_threads, "DaemonPool", None)
     store = open_store(io_threads=4)
 
     assert store.write("key", [b"x"]) is WriteResult.STORED

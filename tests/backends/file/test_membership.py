@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hicache_storage.backends.file.folder import Folder, Membership
+from tests.processes import awaited
 
 ENTER = """
 import sys
@@ -64,6 +65,7 @@ def entrants(root: Path) -> Iterator[list[Entrant]]:
         found = []
         for _ in range(6):
             found.append(Entrant(root))
+            stack.enter_context(awaited(found[-1].process))
             stack.callback(found[-1].leave)
         yield found
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hicache_storage.cli.main import main
+from tests.processes import awaited
 
 RANK = """
 import logging, os, sys
@@ -51,17 +53,22 @@ def test_processes_report_where_they_parted_and_their_logs_say_so_too(
         "HICACHE_RANK_CONSENSUS_HISTORY": "2",
         "PYTHONHASHSEED": "random",
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    ended = [rank.communicate(timeout=120) for rank in ranks]
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(
+                awaited(
+                    subprocess.Popen(
+                        [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")],
+                        env=environment,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+            )
+            for rank in range(4)
+        ]
+        ended = [rank.communicate(timeout=120) for rank in ranks]
     status = main(["consensus-diff", str(logs)])
 
     for out, err in ended:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from hicache_storage.engine_integration.consensus.decorator import rank_consensus
 from hicache_storage.engine_integration.consensus.entry import Entry, Rank
 from hicache_storage.engine_integration.consensus.rank_log import Header, LogReader, RankLog
-from tests.engine_integration.consensus.ranks import Ranks, options
+from tests.engine_integration.consensus.ranks import PATIENCE_S, Ranks, options
 
 HEADER = Header(run=5, pp_rank=1, tp_rank=0, pp=2, tp=1)
 
@@ -66,6 +69,55 @@ def test_a_log_that_cannot_be_written_is_given_up_and_nothing_else(
 
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
     assert "rank_consensus.log_ended" in caplog.text
+
+
+class Full(io.BytesIO):
+    """A file on a device that is full, which says so again when the file is closed."""
+
+    def write(self, _: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+
+def test_a_log_that_cannot_even_be_closed_is_given_up_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RankLog(tmp_path, HEADER, 1 << 20)
+    assert log._file is not None
+    log._file.close()
+    log._file = Full()
+
+    for number in range(3):
+        log.add(entry(number))
+    log.close()
+
+    assert caplog.text.count("rank_consensus.log_ended") == 1
+
+
+def test_a_log_on_a_device_that_hangs_is_left_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RankLog(tmp_path, HEADER, 1 << 20)
+    hangs, go_on = threading.Event(), threading.Event()
+    write = log._encoder.encode
+
+    class Hanging:
+        def encode(self, line: object) -> bytes:
+            hangs.set()
+            assert go_on.wait(PATIENCE_S)
+            return write(line)
+
+    monkeypatch.setattr(log, "_encoder", Hanging())
+    log.add(entry(0))
+    assert hangs.wait(PATIENCE_S)
+
+    log.close(timeout_s=0.01)
+
+    go_on.set()
+    log.close()
+    assert [one.number for one in LogReader(log.path).entries()] == [0]
 
 
 @pytest.mark.parametrize(

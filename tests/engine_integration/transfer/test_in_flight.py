@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from hicache_storage.engine_integration.tiers.host import HostPool
@@ -128,3 +130,25 @@ def test_the_host_pool_stays_open_while_a_transfer_runs() -> None:
         gate.let_go()
 
     host.close()
+
+
+def test_a_transfer_that_could_not_be_submitted_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = random_pool()
+    host = host_for(pool, 2)
+    first, second = host.slots.allocate(2)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Backup(pool, host, group_heads=2) as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(RuntimeError, match="new thread"):
+                worker.submit([5], [first])
+        host.slots.free([first])
+        assert worker.submit([1], [second]).wait(DEADLINE_S)
+
+    assert (worker.completed, host.slots.num_pinned) == (1, 0)
+    assert bytes(host.page(first)) == bytes([POISON]) * host.page_nbytes
+    host.slots.free([second])
+    host.slots.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hicache_storage.engine_integration.adapters.vllm.options import VllmOptions
 from hicache_storage.engine_integration.adapters.vllm.role import Deployment, Role, role_of
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import KVShape, Topology, Variant, plan_reads, plan_writes
+from hicache_storage.middleware import MetricsLayer
 from hicache_storage.testing.memory import MemoryStore
 
 MHA = KVShape.mha(num_layers=60, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_tokens=16)
@@ -105,6 +107,53 @@ def test_store_is_opened_with_its_own_options() -> None:
 def test_wrong_option_of_the_store_names_its_place() -> None:
     with pytest.raises(ConfigError, match=r"kv_connector_extra_config\.extra_config"):
         read_options({"backend": "memory", "extra_config": {"bogus": 1}}).open_store()
+
+
+@pytest.mark.parametrize("given", ["tp4,tp2", ["tp4", "tp2"]])
+@pytest.mark.parametrize("name", ["fleet", "topologies"])
+def test_fleet_is_understood_as_the_sglang_adapter_writes_it(name: str, given: object) -> None:
+    assert read_options({name: given}).fleet == (Topology(4), Topology(2))
+
+
+@pytest.mark.parametrize("given", [3, ["tp4", 2], "tp4;tp2"])
+def test_fleet_that_cannot_be_read_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"fleet = .*tp4pp2"):
+        read_options({"fleet": given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"middleware": {"metrics": True}}, {"extra_config": {"middleware": {"metrics": True}}}],
+    ids=["beside", "inside"],
+)
+def test_layers_of_the_store_stand_beside_its_options_or_among_them(given: dict[str, object]) -> None:
+    with read_options({"backend": "memory", **given}).open_store() as store:
+        assert isinstance(store, MetricsLayer)
+
+
+def test_layers_of_the_store_join_the_options_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "file")
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", json.dumps({"path": str(tmp_path / "kv")}))
+
+    with read_options({"middleware": {"metrics": True}}).open_store() as store:
+        assert isinstance(store, MetricsLayer)
+        store.write("k", [b"body"])
+
+    assert (tmp_path / "kv").is_dir()
+
+
+def test_layers_of_the_store_are_not_given_twice() -> None:
+    options = read_options({"backend": "memory", "middleware": {}, "extra_config": {"middleware.metrics": True}})
+
+    with pytest.raises(ConfigError, match="middleware is given twice"):
+        options.open_store()
+
+
+def test_wrong_option_of_a_layer_names_it() -> None:
+    with pytest.raises(ConfigError, match="middleware has no option 'dead_line'"):
+        read_options({"backend": "memory", "middleware": {"dead_line": 2}}).open_store()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -13,8 +15,25 @@ from hicache_storage.engine_integration.adapters.vllm.scheduler_side import Prog
 from hicache_storage.engine_integration.adapters.vllm.work import PageLoad, PageSave
 from hicache_storage.layout import page_hashes, request_seed
 from hicache_storage.telemetry import Counters
+from tests.processes import awaited
 
 BLOCK, PAGE = 4, 8
+
+STUCK = """
+import threading
+from hicache_storage.engine_integration.adapters.vllm.lookups import Lookups
+from hicache_storage.telemetry import Counters
+asked = threading.Event()
+
+def hang(hashes):
+    asked.set()
+    threading.Event().wait()
+
+lookups = Lookups(hang, 1.0, Counters())
+lookups.ask("r", ["x"])
+asked.wait()
+lookups.close()
+"""
 
 
 class Store:
@@ -93,6 +112,13 @@ def test_lookup_that_raises_has_found_nothing() -> None:
 
     assert lookups.answer("r") == 0
     assert counters[f"{telemetry.LOOKUP_FAILED}.ZeroDivisionError"] == 1
+
+
+def test_a_process_ends_although_a_lookup_never_returns() -> None:
+    with awaited(subprocess.Popen([sys.executable, "-c", STUCK], stderr=subprocess.PIPE)) as process:
+        said = process.communicate(timeout=60)[1]
+
+    assert (process.returncode, said) == (0, b"")
 
 
 @pytest.mark.parametrize(("local", "external"), [(0, 32), (8, 24), (12, 20), (32, 0), (40, 0)])

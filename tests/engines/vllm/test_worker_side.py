@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures._base import DoneAndNotDoneFutures
 
@@ -169,6 +169,22 @@ def test_pages_without_room_are_named(store: ObjectStore) -> None:
     assert writer.save(range(5), tuple(range(10))) == {"r": 3}
     writer.side.close(30)
     assert writer.pages.lookup_prefix(HASHES[:5]) == 3
+
+
+def test_room_for_a_copy_that_fails_is_free_again(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Worker(store, seed=5, staging_pages=2)
+
+    def refuse(block_ids: Sequence[int], rows: Tensor) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.side._blocks, "gather", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            writer.save(range(2), (0, 1, 2, 3))
+
+    assert writer.save(range(2), (0, 1, 2, 3)) == {}
+    writer.side.close(30)
+    assert writer.pages.lookup_prefix(HASHES[:2]) == 2
 
 
 def test_what_is_dropped_is_not_stored_later(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from sglang.srt.server_args import ServerArgs
 from hicache_storage.engine_integration.adapters.sglang import HiCacheUnified, engine
 from hicache_storage.engine_integration.adapters.sglang.options import AdapterOptions, read_options
 from hicache_storage.errors import ConfigError, HiCacheError, LayoutError
+from hicache_storage.layout import Topology
 from tests.engines.sglang.adapter.deployment import FILE_STORE, LATENT, hashes_of, rank, ranks, storage_config
 from tests.engines.sglang.adapter.host_pools import Shape, host_pool
 
@@ -69,6 +70,11 @@ def test_backend_is_asked_for() -> None:
 
 def test_keys_of_the_engine_are_its_own(tmp_path: Path) -> None:
     made(tmp_path, tp_lcm_size=8, prefetch_threshold=1, allocator="shm").close()
+
+
+@pytest.mark.parametrize("name", ["topologies", "fleet"])
+def test_deployments_that_share_are_named_as_the_vllm_adapter_names_them(name: str) -> None:
+    assert read_options({"backend": "file", name: "tp4,tp2"}).topologies == (Topology(4), Topology(2))
 
 
 @pytest.mark.parametrize("field", ["attn_cp_size", "dcp_size"])
