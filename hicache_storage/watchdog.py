@@ -21,5 +21,6 @@ def watchdog(limit_s: float, act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        if timer.ident is not None:
+        # One that is still on its way into its function finds that it was called off.
+        if timer.is_alive():
             timer.join()

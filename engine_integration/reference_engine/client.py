@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -21,6 +21,7 @@ from hicache_storage.engine_integration.reference_engine.outcome import Ended, R
 from hicache_storage.engine_integration.reference_engine.rank_names import log_path, rank_names
 from hicache_storage.engine_integration.reference_engine.sizes import check_config
 from hicache_storage.errors import ConfigError, InvariantError, RankFailure
+from hicache_storage.interrupts import held
 from hicache_storage.watchdog import watchdog
 
 _LAUNCHER_LOG = "launcher.log"
@@ -48,25 +49,26 @@ class EngineClient:
         """Start the engine and return once every rank is ready."""
         check_config(config)
         self.config = config
-        self._temporary = None if log_folder else tempfile.TemporaryDirectory(prefix="hicache-engine-")
-        self.log_folder = Path(self._temporary.name) if self._temporary else log_folder or Path()
         self._heard: SimpleQueue[Voice | Ended] = SimpleQueue()
         self._ended: Ended | None = None
-        with _launcher_log(self.log_folder) as log:
-            verdict, verdict_end = os.pipe()
-            self._process = _launch(verdict_end, self.log_folder, log, config.environment)
-            os.close(verdict_end)
-        ends = (_own(self._process.stdout), verdict)
-        self._ear = threading.Thread(target=self._listen, args=ends, name="hicache-events", daemon=True)
-        self._ear.start()
-        self._commands = FrameWriter(_own(self._process.stdin))
-        try:
+        with ExitStack() as begun:
+            # An interrupt within would leave processes that nobody closes.
+            with held():
+                self._temporary = None if log_folder else tempfile.TemporaryDirectory(prefix="hicache-engine-")
+                self.log_folder = Path(self._temporary.name) if self._temporary else log_folder or Path()
+                with _launcher_log(self.log_folder) as log:
+                    verdict, verdict_end = os.pipe()
+                    self._process = _launch(verdict_end, self.log_folder, log, config.environment)
+                    os.close(verdict_end)
+                ends = (_own(self._process.stdout), verdict)
+                self._ear = threading.Thread(target=self._listen, args=ends, name="hicache-events", daemon=True)
+                self._ear.start()
+                self._commands = FrameWriter(_own(self._process.stdin))
+                begun.callback(self.close, timeout_s=0)
             with suppress(BrokenPipeError):  # the launcher's end is heard of below
                 self._commands.write(encode_config(config))
             self._await_ready(start_timeout_s)
-        except BaseException:
-            self.close(timeout_s=0)
-            raise
+            begun.pop_all()
 
     def send(self, command: Command) -> None:
         """Pass *command* on to every rank. What comes after the engine's end is lost: `receive` tells of that."""
@@ -140,7 +142,9 @@ class EngineClient:
 
     def _launcher_death(self) -> str:
         status = self._process.wait()
-        words = (self.log_folder / _LAUNCHER_LOG).read_text(errors="replace").strip().splitlines()
+        words: list[str] = []
+        with suppress(FileNotFoundError):  # where even closing was interrupted the folder may go first
+            words = (self.log_folder / _LAUNCHER_LOG).read_text(errors="replace").strip().splitlines()
         return f"launcher: ended with status {status}{': ' + words[-1] if words else ''}"
 
     def _raise_failure(self, ended: Ended, step: str) -> None:

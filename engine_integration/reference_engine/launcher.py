@@ -21,7 +21,7 @@ from hicache_storage.engine_integration.reference_engine import outcome
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig, LogLevel, decode_config
 from hicache_storage.engine_integration.reference_engine.frames import FrameWriter, read_frame
 from hicache_storage.engine_integration.reference_engine.outcome import Broken, Ended
-from hicache_storage.engine_integration.reference_engine.rank import RankPipes, run_rank
+from hicache_storage.engine_integration.reference_engine.rank import RankPipes, die_with_parent, run_rank
 from hicache_storage.engine_integration.reference_engine.rank_names import log_path, rank_names
 
 _GRACE_S = 2.0
@@ -76,10 +76,12 @@ def _fork_all(config: EngineConfig, folder: Path) -> list[_Child]:
 
 def _fork(config: EngineConfig, rank: int, rendezvous: int, log: Path) -> _Child:
     reader, writer = os.pipe()
+    launcher = os.getpid()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            die_with_parent(launcher)
             status = _be_rank(config, rank, RankPipes(0, 1, writer, rendezvous), log)
         finally:
             # Not through the interpreter's exit: threads may wait in C code, and the launcher's clean-up is not ours.

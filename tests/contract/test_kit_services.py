@@ -24,6 +24,8 @@ pathlib.Path("ready").touch()
 threading.Event().wait()
 """
 
+_IDLE = "import threading; threading.Event().wait()"
+
 
 @pytest.fixture
 def busy() -> Iterator[ServiceProcess]:
@@ -91,3 +93,18 @@ def test_a_reserved_port_that_somebody_has_is_refused() -> None:
 
     with pytest.raises(OSError, match="in use"):
         ReservedPort(port.number)
+
+
+def test_a_start_that_is_interrupted_leaves_no_server() -> None:
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    server = ServiceProcess("idle", lambda _: [sys.executable, "-c", _IDLE], ready=interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), server:
+            pass
+
+        assert not server.running
+        assert not server.folder.exists()
+    finally:
+        server.stop()

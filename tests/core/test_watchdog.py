@@ -75,6 +75,38 @@ def test_an_interrupt_while_the_thread_starts_leaves_none(monkeypatch: pytest.Mo
     assert threading.active_count() == before
 
 
+def test_an_interrupt_while_the_thread_is_on_its_way_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has its number, which `join` does not wait for, and has not said yet that it is there."""
+    start, is_on_its_way, go_on = threading.Thread.start, threading.Event(), threading.Event()
+
+    class Slow(threading.Event):
+        def set(self) -> None:
+            is_on_its_way.set()
+            assert go_on.wait(PATIENCE_S)
+            super().set()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert is_on_its_way.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+
+    started = Slow()
+
+    def slow(thread: threading.Thread) -> None:
+        monkeypatch.setattr(thread, "_started", started)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slow)
+
+    with pytest.raises(KeyboardInterrupt), watchdog(LONG_S, lambda: pytest.fail("nothing took too long")):
+        pytest.fail("interrupted before")
+    (timer,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    go_on.set()
+    assert threading.Event.wait(started, PATIENCE_S)
+    timer.join(PATIENCE_S)
+
+    assert not timer.is_alive()
+
+
 def test_a_process_ends_although_a_watchdog_was_never_called_off() -> None:
     code = f"from hicache_storage.watchdog import watchdog\nheld = watchdog({LONG_S}, print)\nheld.__enter__()"
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
-from hicache_storage.cli.demo.signals import undisturbed
 from hicache_storage.engine_integration.controller import CachedTokens
 from hicache_storage.engine_integration.reference_engine.client import EngineClient
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
@@ -22,6 +21,7 @@ from hicache_storage.engine_integration.reference_engine.messages import (
     Report,
 )
 from hicache_storage.errors import ConfigError, InvariantError, RankFailure
+from hicache_storage.interrupts import undisturbed
 from hicache_storage.watchdog import watchdog
 
 

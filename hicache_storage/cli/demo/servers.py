@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from hicache_storage.cli.demo.signals import undisturbed
 from hicache_storage.cli.options import store_target
 from hicache_storage.config import Setting, default_backend, from_mapping, load_extra_config
 from hicache_storage.errors import ConfigError
+from hicache_storage.interrupts import undisturbed
 from hicache_storage.registry import ResolvedStore, resolve_store
 from hicache_storage.testing.services import mooncake
 from hicache_storage.testing.services.mooncake import MooncakeService

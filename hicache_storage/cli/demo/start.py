@@ -14,11 +14,11 @@ from hicache_storage.cli.demo.conversation import Conversation, converse, load_t
 from hicache_storage.cli.demo.failures import status_of
 from hicache_storage.cli.demo.scene import Scene
 from hicache_storage.cli.demo.servers import provided_store
-from hicache_storage.cli.demo.signals import terminated_like_interrupted
 from hicache_storage.cli.output import counted, say
 from hicache_storage.engine_integration.reference_engine.model_config import ModelConfig, read_model_config
 from hicache_storage.engine_integration.reference_engine.model_folder import ModelSource, find_model
 from hicache_storage.errors import ConfigError
+from hicache_storage.interrupts import heard_once
 from hicache_storage.layout import Topology, coarsest_grid
 from hicache_storage.registry import ResolvedStore
 
@@ -30,7 +30,7 @@ def run_demo(args: argparse.Namespace) -> int:
         HiCacheError: what kept it from going on.
     """
     tell = _clock()
-    with terminated_like_interrupted(), provided_store(args, tell) as resolved:
+    with heard_once(), provided_store(args, tell) as resolved:
         return _run(args, resolved, tell)
 
 

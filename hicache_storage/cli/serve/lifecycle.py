@@ -27,13 +27,13 @@ from hicache_storage.cli.serve.recorder import Recorder
 from hicache_storage.cli.serve.store_state import StoreState
 from hicache_storage.cli.serve.tokenizer import Tokenizer
 from hicache_storage.errors import ConfigError
+from hicache_storage.interrupts import ENDING
 
 _access_log = logging.getLogger(f"{__name__}.access")
 
 _ANSWER_TIMEOUT_S = 2.0
 """How long a response that is finished may take to reach its client."""
 _ENGINE_TIMEOUT_S = 10.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ACCESS_FORMAT = '%a "%r" %s %b %Tf'
 
 
@@ -103,15 +103,19 @@ class StopOrder:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Have SIGTERM and SIGINT give the order. For the main thread."""
+        """Have signals that would end the process give the order, and mean nothing afterwards. For the main thread."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.give)
+        before = {number: signal.getsignal(number) for number in ENDING}
+        # nohup ignores a closed terminal.
+        heeded = [number for number in ENDING if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
         try:
+            for number in heeded:
+                loop.add_signal_handler(number, self.give)
             yield
         finally:
-            for number in _SIGNALS:
+            for number in heeded:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN if self.drain.is_set() else before[number])
 
 
 async def serve(client: EngineClient, serving: Serving, stop: StopOrder, ready: Callable[[str], None]) -> int:
@@ -141,10 +145,9 @@ async def serve(client: EngineClient, serving: Serving, stop: StopOrder, ready: 
         if recorder is not None:
             await recorder.close()
         await link.close(timeout_s=_ENGINE_TIMEOUT_S)
-    if link.failure is not None:
-        say(f"hicache: the engine has ended: {link.failure}")
-        return exit_codes.MISSING
-    return exit_codes.DONE
+        if link.failure is not None:
+            say(f"hicache: the engine has ended: {link.failure}")
+    return exit_codes.DONE if link.failure is None else exit_codes.MISSING
 
 
 async def _run(
@@ -160,7 +163,8 @@ async def _run(
         ready(url_of(serving.listener))
         await _first(stop.drain, link.stopped)
         if link.running:
-            say(f"stopping: {counted(link.running, 'request')} may go on for {serving.drain_timeout_s:g} s")
+            what, them = counted(link.running, "request"), "it" if link.running == 1 else "them"
+            say(f"stopping: {what} may go on for {serving.drain_timeout_s:g} s; a second signal ends {them} at once")
         with suppress(TimeoutError):
             async with asyncio.timeout(serving.drain_timeout_s):
                 await _first(link.idle, stop.now, link.stopped)

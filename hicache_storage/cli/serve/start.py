@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import closing
 
 from hicache_storage.cli.output import say
 from hicache_storage.cli.serve.admin import AdminGuard, is_loopback
@@ -21,6 +19,7 @@ from hicache_storage.cli.serve.rank_logs import with_rank_logs
 from hicache_storage.cli.serve.recorder import check_new
 from hicache_storage.cli.serve.setup import Setup, prepare
 from hicache_storage.cli.serve.tokenizer import find_tokenizer
+from hicache_storage.interrupts import heard_once
 
 
 def run_server(settings: Settings, start_engine: StartEngine) -> int:
@@ -35,7 +34,7 @@ def run_server(settings: Settings, start_engine: StartEngine) -> int:
     if options.log_level is not None:
         logging.getLogger().setLevel(options.log_level.upper())
     tell = _clock()
-    with _terminate_like_interrupt(), closing(bind(options.host, options.port)) as listener:
+    with heard_once(), closing(bind(options.host, options.port)) as listener:
         _tell_of_admin(options, tell)
         if options.record_requests is not None:
             check_new(options.record_requests)
@@ -43,7 +42,12 @@ def run_server(settings: Settings, start_engine: StartEngine) -> int:
         serving = _serving(options, setup, listener)
         tell(f"engine: starting {setup.engine.topology} on {setup.engine.device}")
         client = start_engine(*with_rank_logs(setup.engine, options.log_folder, tell))
-        return asyncio.run(_serve(client, serving, lambda url: _be_ready(url, setup, tell)))
+        try:
+            return asyncio.run(_serve(client, serving, lambda url: _be_ready(url, setup, tell)))
+        except BaseException:
+            # The server may have been interrupted before the engine was in its hands.
+            client.close(timeout_s=0)
+            raise
 
 
 async def _serve(client: EngineClient, serving: Serving, ready: Callable[[str], None]) -> int:
@@ -86,17 +90,3 @@ def _clock() -> Callable[[str], None]:
         say(f"[{time.monotonic() - started_s:5.1f} s] {text}")
 
     return tell
-
-
-@contextmanager
-def _terminate_like_interrupt() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C while the server starts, so that no rank and no temporary file is left."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from hicache_storage.errors import ConfigError, StoreUnavailable
+from hicache_storage.interrupts import held
 
 _POLL_S = 0.05
 _STOP_WITHIN_S = 10.0
@@ -26,8 +27,8 @@ _LOG_TAIL_NBYTES = 4000
 class ServiceProcess:
     """A server in a process group of its own, with a scratch folder and a log file.
 
-    Use as a context manager, or call `stop`. `kill` and `start` let a test take a server away and
-    bring it back on the same ports with the same data.
+    Use as a context manager, or call `stop`; what is neither has ended with this process at the latest. `kill` and
+    `start` let a test take a server away and bring it back on the same ports with the same data.
     """
 
     def __init__(
@@ -48,52 +49,40 @@ class ServiceProcess:
             environment: variables added to this process's own.
         """
         self.name = name
-        self.folder = Path(tempfile.mkdtemp(prefix=f"hicache-{name}-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with held():
+            self.folder = Path(tempfile.mkdtemp(prefix=f"hicache-{name}-"))
+            weakref.finalize(self, _leave_nothing, os.getpid(), self.folder, self._processes)
         self._command = command
         self._ready = ready
         self._environment = dict(environment or {})
         self._start_within_s = start_within_s
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def log_path(self) -> Path:
         return self.folder / "server.log"
 
     @property
+    def _process(self) -> subprocess.Popen[bytes] | None:
+        return self._processes[-1] if self._processes else None
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Run the server and return when it answers.
+        """Run the server and return when it answers; where this raises, whatever it is, nothing runs.
 
         Raises:
             ConfigError: its program is not installed.
             StoreUnavailable: it ended or did not answer in time; the message has the end of its log.
         """
-        command = list(self._command(self.folder))
-        with self.log_path.open("ab") as log:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | self._environment,
-                    cwd=self.folder,
-                    start_new_session=True,
-                )
-            except FileNotFoundError as error:
-                self.stop()
-                raise ConfigError(f"{self.name}: the program {command[0]!r} is not installed") from error
-        deadline = time.monotonic() + self._start_within_s
-        # In this order: whoever answers while this process is gone is somebody else.
-        while not (self._ready() and self.running):
-            if not self.running or time.monotonic() > deadline:
-                reason = "ended" if not self.running else f"did not answer within {self._start_within_s:.0f} s"
-                tail = self._log_tail()
-                self.stop()
-                raise StoreUnavailable(f"{self.name} {reason}; its log ends:\n{tail}", backend=self.name, op="start")
-            time.sleep(_POLL_S)
+        try:
+            self._launch(list(self._command(self.folder)))
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def kill(self) -> None:
@@ -126,6 +115,34 @@ class ServiceProcess:
     ) -> None:
         self.stop()
 
+    def _launch(self, command: Sequence[str]) -> None:
+        with self.log_path.open("ab") as log:
+            try:
+                # An interrupt within would leave a server that nobody knows.
+                with held():
+                    process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=os.environ | self._environment,
+                        cwd=self.folder,
+                        start_new_session=True,
+                    )
+                    self._processes.append(process)
+            except FileNotFoundError as error:
+                raise ConfigError(f"{self.name}: the program {command[0]!r} is not installed") from error
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self._start_within_s
+        # In this order: whoever answers while this process is gone is somebody else.
+        while not (self._ready() and self.running):
+            if not self.running or time.monotonic() > deadline:
+                reason = "ended" if not self.running else f"did not answer within {self._start_within_s:.0f} s"
+                tail = self._log_tail()
+                raise StoreUnavailable(f"{self.name} {reason}; its log ends:\n{tail}", backend=self.name, op="start")
+            time.sleep(_POLL_S)
+
     def _send(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -141,16 +158,31 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             self._send(signal.SIGKILL)
             self._process.wait()
-        # The leader is gone; whatever it started must not outlive it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process = None
+        _kill_group(self._process)
+        self._processes.clear()
 
     def _log_tail(self) -> str:
         try:
             return self.log_path.read_bytes()[-_LOG_TAIL_NBYTES:].decode(errors="replace")
         except OSError:
             return "(no log)"
+
+
+def _kill_group(leader: subprocess.Popen[bytes]) -> None:
+    """End whatever *leader* has started, and itself if it is not gone: nothing must outlive it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, signal.SIGKILL)
+
+
+def _leave_nothing(owner: int, folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
+    """End what was never stopped, when nobody knows the server any more or this process ends."""
+    # A fork has a copy of everything and owns nothing.
+    if os.getpid() != owner:
+        return
+    for process in running:
+        _kill_group(process)
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class ReservedPort:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+
+from tests.processes import awaited
 
 RANK = """
 import json, sys
@@ -41,11 +44,15 @@ os._exit(0)
 
 
 def run_ranks(meeting: Path, leaver: int) -> list[list[object]]:
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(meeting), str(leaver)], stdout=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    command = [sys.executable, "-c", RANK]
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(
+                awaited(subprocess.Popen([*command, str(rank), str(meeting), str(leaver)], stdout=subprocess.PIPE))
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     return [json.loads(output) for output in outputs]
 
 

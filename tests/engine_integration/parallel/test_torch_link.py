@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.processes import awaited
 
 STAGES = 3
 RANK = """
@@ -67,23 +71,27 @@ os._exit(0)
 """
 
 
+@contextmanager
+def started(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Give a process for each of *commands*; their input stays open until they are communicated with."""
+    with ExitStack() as running:
+        yield [
+            running.enter_context(
+                awaited(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            )
+            for command in commands
+        ]
+
+
 def run_stages(meeting: Path, case: str) -> list[object]:
     """Return what each stage printed. Those that wait for their input to end wait for the last stage."""
-    stages = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(stage), str(meeting), case],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for stage in range(STAGES)
-    ]
     said = []
-    for stage in reversed(stages):
-        assert stage.stdout is not None
-        said.append(stage.stdout.readline() if stage is not stages[0] else stage.communicate(timeout=120)[0])
-    for stage in stages:
-        stage.communicate(timeout=120)
+    with started([[sys.executable, "-c", RANK, str(stage), str(meeting), case] for stage in range(STAGES)]) as stages:
+        for stage in reversed(stages):
+            assert stage.stdout is not None
+            said.append(stage.stdout.readline() if stage is not stages[0] else stage.communicate(timeout=120)[0])
+        for stage in stages:
+            stage.communicate(timeout=120)
     return [json.loads(line) for line in reversed(said)]
 
 
@@ -148,19 +156,12 @@ os._exit(0)
 
 def test_why_a_stage_has_failed_is_heard_after_its_process_has_ended(tmp_path: Path) -> None:
     """The next stage comes to that step later; only at the one behind it does it miss the stage."""
-    command = [sys.executable, "-c", FAILING]
-    first, second = (
-        subprocess.Popen(
-            [*command, str(stage), str(tmp_path / "meeting")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for stage in range(2)
-    )
     why = "ZeroDivisionError: integer division or modulo by zero"
+    meeting = str(tmp_path / "meeting")
 
-    assert first.communicate(timeout=120)[0] == f"{why}\n"
-    heard, missed = second.communicate(timeout=120)[0].splitlines()
+    with started([[sys.executable, "-c", FAILING, str(stage), meeting] for stage in range(2)]) as (first, second):
+        assert first.communicate(timeout=120)[0] == f"{why}\n"
+        heard, missed = second.communicate(timeout=120)[0].splitlines()
+
     assert heard == why
     assert missed.startswith("stage 0: ")

@@ -57,11 +57,11 @@ def run_chunks(stages: list[LlamaStage], chunks: list[list[int]], page_ids: Tens
 
 
 class ThreadSum:
-    """Adds up the tensors of ranks that are threads, in rank order; a missing rank breaks it after 20 s."""
+    """Adds up the tensors of ranks that are threads, in rank order; a missing rank breaks it after a minute."""
 
     def __init__(self, ranks: int) -> None:
         self._slots: list[Tensor] = [torch.empty(0)] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=20)
+        self._barrier = threading.Barrier(ranks, timeout=60)
 
     def of_rank(self, rank: int) -> TensorSum:
         def add(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from hicache_storage.engine_integration.reference_engine.engine_config import St
 from hicache_storage.engine_integration.reference_engine.messages import Attach, Detach, Flush, Generate
 from hicache_storage.errors import ConfigError, HiCacheError, LayoutError, RankFailure
 from tests.engine_integration.reference_engine.asking import MLA, answered, ask, config, counters, prompt
+from tests.processes import awaited
 
 ORPHAN = """
 import sys, time
@@ -196,20 +197,18 @@ def test_an_engine_that_takes_no_command_is_closed_by_force_and_lets_the_sender_
 
 
 def test_an_engine_whose_parent_is_killed_ends(tmp_path: Path) -> None:
-    parent = subprocess.Popen(
+    orphaning = subprocess.Popen(
         [sys.executable, "-c", ORPHAN],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
         env=os.environ | {"TMPDIR": str(tmp_path)},  # nobody is left to remove its logs
     )
-    assert parent.stdout is not None
-    launcher = int(parent.stdout.readline())
-    ranks = children_of(launcher)
-
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    with awaited(orphaning) as parent:
+        assert parent.stdout is not None
+        launcher = int(parent.stdout.readline())
+        ranks = children_of(launcher)
+        parent.kill()
 
     assert len(ranks) == 2
     for pid in (*ranks, launcher):

@@ -175,7 +175,9 @@ class ThreadEngine:
         self._peers = [ThreadPeers(wires, tp_rank, pp_rank) for tp_rank, pp_rank in config.ranks.ranks()]
         self.ranks: list[EngineRank | None] = [None] * len(self._peers)
         self._ready = threading.Barrier(len(self._peers) + 1, timeout=TIMEOUT_S)
-        self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(len(self._peers))]
+        self._threads = [
+            threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in range(len(self._peers))
+        ]
         for thread in self._threads:
             thread.start()
         try:
@@ -212,9 +214,10 @@ class ThreadEngine:
 
     def _join(self) -> None:
         for thread in self._threads:
-            thread.join()
+            thread.join(4 * TIMEOUT_S)  # a rank waits for each one in front of it
         if self.errors:
             raise self.errors[0]
+        assert not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, index: int) -> None:
         peers = self._peers[index]
