@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hicache_storage.cli import exit_codes
+from hicache_storage.cli.foreign import open_store_of
 from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, store_target
 from hicache_storage.cli.output import print_json, print_table
 from hicache_storage.config import Setting
 from hicache_storage.errors import CorruptObject, HiCacheError
+from hicache_storage.interrupts import heard_once
 from hicache_storage.layout import RangeVerifier, block_nbytes, build_trailer
 from hicache_storage.store import ObjectStore
 from hicache_storage.types import WriteResult
@@ -63,13 +65,14 @@ def run(args: argparse.Namespace) -> int:
     """Examine the store; the exit status names the first check that failed."""
     target = store_target(args)
     checks: list[Check] = []
+    status = exit_codes.DONE
     try:
         # A capacity below what is there would have the probe evict real objects.
-        with target.open(evicting=False) as store:
+        with heard_once(), open_store_of(target, evicting=False) as store:
             status = _examine(store, checks)
     except HiCacheError as error:
-        checks.append(Check("open", passed=False, detail=f"{type(error).__name__}: {error}"))
-        status = exit_codes.of_error(error)
+        checks.append(_failed("close" if checks else "open", error))
+        status = status or exit_codes.of_error(error)
     if args.json:
         print_json(_document(target.backend, target.settings, checks, status))
     else:
@@ -85,13 +88,17 @@ def _examine(store: ObjectStore, checks: list[Check]) -> int:
             try:
                 checks.append(examine())
             except HiCacheError as error:
-                checks.append(Check(name, passed=False, detail=f"{type(error).__name__}: {error}"))
+                checks.append(_failed(name, error))
                 return exit_codes.of_error(error)
             if not checks[-1].passed:
                 return exit_codes.CORRUPT if name in ("read", "ranged read", "verify") else exit_codes.UNREACHABLE
         return exit_codes.DONE
     finally:
         probe.clean_up()
+
+
+def _failed(name: str, error: HiCacheError) -> Check:
+    return Check(name, passed=False, detail=f"{type(error).__name__}: {error}")
 
 
 class Probe:
@@ -200,6 +207,15 @@ def plain_value(value: object) -> object:
     return value if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
+def _remarks(settings: tuple[Setting, ...]) -> list[str]:
+    """Return what the checks cannot find, because they leave the capacity out."""
+    capacity = next((setting.value for setting in settings if setting.name == "capacity_nbytes"), None)
+    if not isinstance(capacity, int) or capacity >= _PAYLOAD_NBYTES:
+        return []
+    remark = f"capacity_nbytes = {capacity} has no room for the object of 2 MiB that was written here without it"
+    return [f"{remark}; a number without a unit is bytes, others are written as 10GiB"]
+
+
 def _document(backend: str, settings: tuple[Setting, ...], checks: list[Check], status: int) -> dict[str, object]:
     return {
         "backend": backend,
@@ -214,6 +230,7 @@ def _document(backend: str, settings: tuple[Setting, ...], checks: list[Check], 
             }
             for check in checks
         ],
+        "remarks": _remarks(settings),
         "healthy": status == exit_codes.DONE,
     }
 
@@ -228,3 +245,5 @@ def _print(backend: str, settings: tuple[Setting, ...], checks: list[Check]) -> 
         spent = f"{check.seconds * 1e3:.3f}" if check.seconds else ""
         rows.append([check.name, "ok" if check.passed else "FAILED", spent, rate, check.detail])
     print_table(["check", "", "ms", "GB/s", ""], rows)
+    for remark in _remarks(settings):
+        print(f"\n{remark}")

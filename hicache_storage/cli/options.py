@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from hicache_storage.cli.foreign import open_store_of
 from hicache_storage.config import Setting, default_backend, load_extra_config
 from hicache_storage.registry import ResolvedStore, resolve_store
 from hicache_storage.store import ObjectStore
@@ -83,7 +84,7 @@ def open_to_look(args: argparse.Namespace) -> ObjectStore:
         ConfigError: as `store_target`.
         StoreUnavailable: there is no such store.
     """
-    return store_target(args).open(looking=True)
+    return open_store_of(store_target(args), looking=True)
 
 
 def store_target(args: argparse.Namespace) -> ResolvedStore:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hicache_storage.cli import exit_codes
+from hicache_storage.cli.foreign import open_store_of
 from hicache_storage.cli.options import add_command, add_json_argument, add_store_arguments, open_to_look, store_target
 from hicache_storage.cli.output import counted, human_nbytes, print_json, print_table, progress
 from hicache_storage.engine_integration.page_store.inspect import Health, Verdict, quarantine, verify_objects
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _take_out(args: argparse.Namespace, bad: list[Verdict]) -> set[str]:
     """Take the corrupt objects out of use, as far as that works; return their keys."""
     # The store was open only to look: one that is not there must not be made before it is known to be there.
-    with store_target(args).open() as store:
+    with open_store_of(store_target(args)) as store:
         return {verdict.key for verdict in bad if quarantine(store, verdict)}
 
 

@@ -284,6 +284,19 @@ def test_a_capacity_below_what_is_there_costs_no_object(hicache: Hicache, deploy
     assert deployment.files() == before
 
 
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize(("capacity", "remarked"), [("10", True), ("1MiB", True), ("10GiB", False)])
+def test_a_capacity_with_no_room_for_an_object_is_remarked(
+    hicache: Hicache, tmp_path: Path, capacity: str, remarked: bool, as_json: tuple[str, ...]
+) -> None:
+    ended = hicache("doctor", "--store", f"file://{tmp_path}/kv?capacity_nbytes={capacity}", *as_json)
+
+    assert ended.status == 0
+    assert ("has no room for the object of 2 MiB" in ended.out) is remarked
+    if as_json:
+        assert bool(ended.json()["remarks"]) is remarked
+
+
 def test_a_capacity_of_a_tier_costs_no_object_either(hicache: Hicache, deployment: Deployment) -> None:
     before = deployment.files()
     stores = json.dumps({"stores": [f"{deployment.url}?capacity_nbytes=4096"]})

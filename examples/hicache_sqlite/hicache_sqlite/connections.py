@@ -39,24 +39,32 @@ class Connections:
 
     Args:
         lock_wait_s: how long an operation waits for another writer, if no deadline ends earlier.
+        create: make the file if it is missing; else nothing is made, and nothing in it can be changed.
 
     Raises:
         ConfigError: there is no database at *path* and none can be made.
+        StoreUnavailable: there is no file at *path*, and none is to be made.
     """
 
-    def __init__(self, path: Path, capacity_nbytes: int | None, lock_wait_s: float) -> None:
+    def __init__(self, path: Path, capacity_nbytes: int | None, lock_wait_s: float, *, create: bool) -> None:
+        if not create and not path.exists():
+            raise StoreUnavailable(f"sqlite option path = '{path}': there is no such file", backend=BACKEND, op="open")
         self._path = path
         self._capacity_nbytes = capacity_nbytes
         self._lock_wait_s = lock_wait_s
+        self._create = create
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
             with self.use("open", "") as database:
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute(_SCHEMA)
+                if create:
+                    database.execute("PRAGMA journal_mode = WAL")
+                    database.execute(_SCHEMA)
+                database.execute("SELECT 1 FROM objects LIMIT 0")
         except (OSError, StoreError) as error:
             self.close()
             raise ConfigError(f"sqlite option path = '{path}': {error}; expected a database file") from error
@@ -100,8 +108,11 @@ class Connections:
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        address = f"{self._path.absolute().as_uri()}?mode={'rwc' if self._create else 'rw'}"
+        database = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
         try:
+            # Not mode=ro: a reader that may not write leaves the files of the write-ahead log behind.
+            database.execute(f"PRAGMA query_only = {not self._create}")
             # A power failure may take the last objects, and damages nothing: enough for a cache.
             database.execute("PRAGMA synchronous = NORMAL")
             if self._capacity_nbytes is not None:

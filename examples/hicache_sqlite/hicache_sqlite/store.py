@@ -37,13 +37,16 @@ WHERE length(objects.body) <> length(excluded.body)
 class SQLiteOptions:
     """Options of `SQLiteStore`."""
 
-    path: Path = option(doc="the database file; it and its folder are created if they are missing")
+    path: Path = option(
+        doc="the database file; it and its folder are created if they are missing, unless create is false"
+    )
     capacity_nbytes: int | None = option(
         None,
         doc="most bytes of the database file, e.g. 10GiB; a full store refuses; none = no limit",
         parse=parse_nbytes,
     )
     lock_wait_s: float = option(5.0, doc="seconds that an operation waits for another writer")
+    create: bool = option(default=True, doc="make the file if it is missing; false = only look, and change nothing")
 
 
 class SQLiteStore(ObjectStore):
@@ -53,6 +56,7 @@ class SQLiteStore(ObjectStore):
 
     Raises:
         ConfigError: the file cannot be a database.
+        StoreUnavailable: there is no such file, and none is to be made.
     """
 
     name = BACKEND
@@ -60,7 +64,9 @@ class SQLiteStore(ObjectStore):
     capabilities = Capabilities(max_object_nbytes=_MAX_OBJECT_NBYTES)
 
     def __init__(self, options: SQLiteOptions) -> None:
-        self._connections = Connections(options.path, options.capacity_nbytes, options.lock_wait_s)
+        self._connections = Connections(
+            options.path, options.capacity_nbytes, options.lock_wait_s, create=options.create
+        )
 
     def write(self, key: str, parts: Sequence[ReadableBuffer]) -> WriteResult:
         encoded = check_key(key, self.capabilities, backend=self.name, op="write")

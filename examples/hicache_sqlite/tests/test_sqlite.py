@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - hooks are given the store; these need only its path
+# ruff: noqa: ARG002, D103 - hooks are given the store and need only its path; laws are named for what they say
 """The whole proof: every law of the contract, and random operations against the specification."""
 
 import sqlite3
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hicache_sqlite import SQLiteOptions, SQLiteStore
 
-from hicache_storage import ObjectStore
+from hicache_storage import AccessDenied, ConfigError, ObjectStore, StoreUnavailable
 from hicache_storage.testing.contract import SMALL_STORE_NBYTES, StoreContract
 from hicache_storage.testing.model import store_machine
 
@@ -49,6 +49,38 @@ class TestSQLiteStore(StoreContract):
 
     def opening_code(self, store: ObjectStore) -> str:
         return f"from hicache_storage import open_store\nstore = open_store('sqlite://{self.path}')\n"
+
+
+def test_only_looking_makes_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="mistyped"):
+        SQLiteStore(SQLiteOptions(path=tmp_path / "mistyped" / "cache.db", create=False))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_looking_changes_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    with SQLiteStore(SQLiteOptions(path=path)) as store:
+        store.write("a", [b"body"])
+    before = path.read_bytes()
+
+    with SQLiteStore(SQLiteOptions(path=path, create=False)) as store:
+        assert [info.key for info in store.list_keys()] == ["a"]
+        with pytest.raises(AccessDenied):
+            store.write("b", [b"body"])
+        with pytest.raises(AccessDenied):
+            store.delete("a")
+
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], before)
+
+
+def test_only_looking_takes_no_other_file_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+
+    with pytest.raises(ConfigError, match=r"empty\.db"):
+        SQLiteStore(SQLiteOptions(path=tmp_path / "empty.db", create=False))
+
+    assert (tmp_path / "empty.db").read_bytes() == b""
 
 
 @contextmanager
