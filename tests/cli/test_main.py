@@ -30,6 +30,7 @@ from hicache_storage.errors import (
 from hicache_storage.registry import open_store
 from tests.cli.deployment import Deployment, deploy, flip_bit
 from tests.cli.running import HICACHE, Hicache, environment, run_process
+from tests.processes import awaited
 
 STORE_OPTIONS = {"--hicache-storage-backend", "--store", "--hicache-storage-backend-extra-config"}
 COMMANDS = {
@@ -301,14 +302,11 @@ def test_ctrl_c_is_status_130_without_a_traceback(deployment: Deployment) -> Non
         text=True,
         env=environment(),
     )
-    with process:
-        try:
-            assert process.stderr is not None
-            assert process.stderr.readline() == "waiting\n"
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with awaited(process):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
 
     assert (process.returncode, out, err) == (130, "", "hicache: interrupted\n")
 

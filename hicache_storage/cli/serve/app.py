@@ -101,7 +101,7 @@ class _Info:
         link = self._services.link
         _check_open(self._stopping)
         if link.stopped.is_set():
-            raise unavailable(f"the engine has ended: {link.failure}", code="engine_ended")
+            raise link.gone()
         return _json({"status": "ok"})
 
     async def metrics(self, _request: web.Request) -> web.Response:

@@ -13,6 +13,7 @@ from hicache_storage.cli.serve.options import HOST_LAYOUT, IO_BACKEND, ServeOpti
 from hicache_storage.config import (
     Setting,
     default_backend,
+    from_environment,
     from_mapping,
     load_extra_config,
     refuse_unknown_variables,
@@ -107,7 +108,8 @@ def _check_hierarchy(options: ServeOptions, given: list[str]) -> None:
     tiers = {field.name for field in dataclasses.fields(TierOptions)} - {"eviction_policy"}
     needs = [*_NEEDS_HIERARCHY, *tiers]
     stray = [flag_of(name) for name in given if name in needs]
-    if options.hicache_storage_backend is not None and not stray:
+    # HICACHE_STORAGE_BACKEND is for every command: it does not say that this server is to use it.
+    if not stray and from_environment("serve", "hicache_storage_backend") is not None:
         stray = ["HICACHE_SERVE_HICACHE_STORAGE_BACKEND"]
     if stray:
         raise ConfigError(f"{', '.join(stray)} without --enable-hierarchical-cache: there is no host tier to use it")
@@ -140,11 +142,11 @@ def _check_scheme(options: ServeOptions) -> None:
 
 
 def _store_target(options: ServeOptions) -> tuple[StoreTarget | None, dict[str, Setting]]:
-    """Return the store and the tier options that its extra config holds, as SGLang's may."""
+    """Return the store and the tier options that its extra config holds, as SGLang's may; None without a host tier."""
     backend, extra_config = options.hicache_storage_backend, options.hicache_storage_backend_extra_config
-    if backend is None:
-        if extra_config is not None:
-            raise ConfigError("--hicache-storage-backend-extra-config without --hicache-storage-backend")
+    if backend is None and extra_config is not None:
+        raise ConfigError("--hicache-storage-backend-extra-config without --hicache-storage-backend")
+    if backend is None or not options.enable_hierarchical_cache:
         return None, {}
     extra_config = default_backend(backend, extra_config)[1]
     if extra_config is None:

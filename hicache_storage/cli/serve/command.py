@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from pathlib import Path
 
 from hicache_storage.cli.options import add_command
+from hicache_storage.cli.output import say
 from hicache_storage.cli.serve.arguments import add_arguments, read_settings
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
 from hicache_storage.errors import ConfigError
 
 _EXAMPLES = """hicache serve
@@ -40,7 +43,14 @@ def run(args: argparse.Namespace) -> int:
     from hicache_storage.cli.serve.start import run_server  # noqa: PLC0415
     from hicache_storage.engine_integration.reference_engine.client import EngineClient  # noqa: PLC0415
 
-    return run_server(settings, lambda config, folder: EngineClient(config, log_folder=folder))
+    def start_engine(config: EngineConfig, folder: Path | None) -> EngineClient:
+        client = EngineClient(config, log_folder=folder)
+        if folder is None:
+            # What a rank warns of, such as a store that does not answer, is nowhere else.
+            say(f"ranks log to {client.log_folder} while the server runs; --log-folder keeps their logs")
+        return client
+
+    return run_server(settings, start_engine)
 
 
 def _check_modules() -> None:

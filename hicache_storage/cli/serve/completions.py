@@ -53,26 +53,27 @@ class ServedModel:
                 code="model_not_found",
             )
 
-    def new_tokens(self, prompt: Tokens, most: int | None, default: int | None) -> int:
+    def new_tokens(self, prompt: Tokens, body: GenerationBody, default: int | None) -> int:
         """Return how long the answer to *prompt* may become.
 
         Args:
-            most: what the request allows; None for *default*, or for all that fits where that is None too.
+            body: the request that *prompt* is of.
+            default: for a request that names no length; None for all that fits.
 
         Raises:
             ApiError: the prompt is empty, not of this vocabulary, or does not fit with its answer.
         """
         if not prompt:
-            raise ApiError("the prompt has no tokens", param="prompt")
+            raise ApiError("the prompt has no tokens", param=body.prompt_field)
         if max(prompt) >= self.vocab_size:
-            raise ApiError(f"token {max(prompt)} is none of the model's {self.vocab_size}", param="prompt")
+            raise ApiError(f"token {max(prompt)} is none of the model's {self.vocab_size}", param=body.prompt_field)
         room = self.context_tokens - len(prompt)
-        wanted = most or min(default or room, room)
+        wanted = body.most_new_tokens or min(default or room, room)
         if wanted > room or room < 1:
             raise ApiError(
                 f"this model takes {self.context_tokens} tokens; the prompt has {len(prompt)} and the answer "
                 f"{max(wanted, 1)}",
-                param="max_tokens" if room > 0 else "prompt",
+                param=body.length_field if room > 0 else body.prompt_field,
                 code="context_length_exceeded",
             )
         return wanted
@@ -112,7 +113,7 @@ class Completions:
                 request=Generate(
                     request_id=f"{request_id}-{index}",
                     tokens=tuple(prompt),
-                    max_new_tokens=self._model.new_tokens(prompt, body.most_new_tokens, default),
+                    max_new_tokens=self._model.new_tokens(prompt, body, default),
                     temperature=1.0 if body.temperature is None else body.temperature,
                     top_p=1.0 if body.top_p is None else body.top_p,
                     seed=seed,

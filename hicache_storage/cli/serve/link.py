@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,13 +24,13 @@ from hicache_storage.engine_integration.reference_engine.messages import (
 )
 from hicache_storage.errors import HiCacheError
 
-_log = logging.getLogger(__name__)
-
 _Stream: TypeAlias = "asyncio.Queue[Token | ApiError]"
 ENGINE_TIMEOUT = "engine_timeout"
 """Code of the error for a command that was not answered in time; the engine may carry it out later."""
 
 _UNEXPECTED_END = "its events ended unexpectedly"
+_PARTED = "rank consensus, entry "
+"""In the failure of an engine whose ranks were compared and not found alike."""
 
 
 class EngineLink:
@@ -40,7 +39,7 @@ class EngineLink:
     Attributes:
         stopped: set when the engine has ended, for whatever reason.
         idle: set while no request runs.
-        failure: why it ended; None while it runs and where it was told to end.
+        failure: why it ended; None while it runs and where it was told to end. It may quote requests: for logs alone.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -111,6 +110,16 @@ class EngineLink:
             self._forget(request_id)
             self._send(Abort(request_id))
 
+    def gone(self) -> ApiError:
+        """Return the error for whoever asks an engine that has ended."""
+        if self.failure is None:
+            message = "the engine has ended: it was shut down"
+        elif _PARTED in self.failure:
+            message = "the engine has ended: its ranks have parted; the server's log says where"
+        else:
+            message = "the engine has ended; the server's log says why"
+        return unavailable(message, code="engine_ended")
+
     async def close(self, *, timeout_s: float) -> None:
         """End the engine: it has *timeout_s* to take the commands that are on their way, and as long to end by itself."""
         last = self._sender.submit(_nothing)
@@ -122,10 +131,7 @@ class EngineLink:
 
     def _check_runs(self) -> None:
         if self.stopped.is_set():
-            raise self._gone()
-
-    def _gone(self) -> ApiError:
-        return unavailable(f"the engine has ended: {self.failure or 'it was shut down'}", code="engine_ended")
+            raise self.gone()
 
     def _send(self, command: Command) -> None:
         if not self.stopped.is_set():
@@ -181,14 +187,12 @@ class EngineLink:
             return
         self.failure = failure
         self.stopped.set()
-        if failure is not None:
-            _log.error("engine.ended reason=%s", failure)
         for request_id in list(self._streams):
-            self._streams[request_id].put_nowait(self._gone())
+            self._streams[request_id].put_nowait(self.gone())
             self._forget(request_id)
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(self._gone())
+                answer.set_exception(self.gone())
 
 
 def _nothing() -> None:

@@ -10,12 +10,16 @@ from hicache_storage.config import Secret, check_fields, option, parse_seconds, 
 from hicache_storage.engine_integration.consensus.options import Mode
 from hicache_storage.engine_integration.reference_engine.engine_config import LogLevel
 from hicache_storage.engine_integration.reference_engine.model_folder import default_cache
+from hicache_storage.errors import ConfigError
+from hicache_storage.layout import canonical_dtype
 
 KeyScheme = Literal["unified", "rank-suffix"]
 HOST_LAYOUT = "page_unified"
 IO_BACKEND = "kernel"
 
 _MOST = 1 << 31
+_KV_DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""In which the engine keeps KV; more have a place in keys."""
 
 
 def _port(value: object) -> int:
@@ -40,6 +44,18 @@ def _dtype(value: object) -> str:
     return names[value]
 
 
+def _kv_dtype(value: object) -> str:
+    if value == "auto":
+        return "auto"
+    try:
+        name = canonical_dtype(str(value))
+    except ConfigError:
+        name = ""
+    if name not in _KV_DTYPES:
+        raise ValueError("expected auto, float32, bfloat16, fp8_e4m3 or fp8_e5m2")
+    return name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What is served, how, and with which cache. Each field is a flag and ``HICACHE_SERVE_<FIELD>``."""
@@ -55,7 +71,11 @@ class ServeOptions:
         parse=_count,
     )
     dtype: str = option("float32", doc="of weights and computation, float32 or bfloat16", parse=_dtype)
-    kv_cache_dtype: str = option("auto", doc="of the KV, auto is that of the weights; fp8_e4m3 for a half or a quarter")
+    kv_cache_dtype: str = option(
+        "auto",
+        doc="of the KV, auto is that of the weights; fp8_e4m3 or fp8_e5m2 for a half or a quarter",
+        parse=_kv_dtype,
+    )
     device: Literal["cpu", "cuda"] = option("cpu", doc="what computes, cpu or cuda")
     tp_size: int = option(1, doc="tensor-parallel ranks", parse=_count, aliases=("tp", "tensor_parallel_size"))
     pp_size: int = option(1, doc="pipeline stages", parse=_count, aliases=("pp", "pipeline_parallel_size"))
@@ -96,7 +116,11 @@ class ServeOptions:
         doc="keep prefixes on the host too and, with a storage backend, in a store",
     )
     hicache_storage_backend: str | None = option(
-        None, doc="a registered name, a URL such as file:///mnt/kv, or module:Class; default: no store"
+        None,
+        doc="a registered name, a URL such as file:///mnt/kv, or module:Class; default: HICACHE_STORAGE_BACKEND where "
+        "there is a host tier, else no store",
+        aliases=("store",),
+        env=("HICACHE_STORAGE_BACKEND",),
     )
     hicache_storage_backend_extra_config: str | None = option(
         None, doc="the backend's options as JSON, or @FILE in JSON, YAML or TOML; tier options may be among them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -63,7 +63,10 @@ class GenerationBody(Struct, kw_only=True):
         return_token_ids: have the tokens of prompt and answer beside the text.
         return_cached_tokens_details: have the cached tokens by tier where SGLang's clients look for them.
         lora_id, cache_salt: requests of different ones share no cache.
+        prompt_field: the field that holds the prompt.
     """
+
+    prompt_field: ClassVar[str]
 
     model: str | None = None
     max_tokens: Count | None = None
@@ -93,9 +96,16 @@ class GenerationBody(Struct, kw_only=True):
     def most_new_tokens(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def length_field(self) -> str:
+        """The field that `most_new_tokens` is from."""
+        return "max_tokens"
+
 
 class CompletionBody(GenerationBody, kw_only=True):
     """Of /v1/completions; `prompts_of` reads the prompt, which is text or tokens, once or several times."""
+
+    prompt_field: ClassVar[str] = "prompt"
 
     prompt: object
 
@@ -118,12 +128,18 @@ class Message(Struct):
 class ChatBody(GenerationBody, kw_only=True):
     """Of /v1/chat/completions."""
 
+    prompt_field: ClassVar[str] = "messages"
+
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
 
     @property
     def most_new_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def length_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
 
 class AttachBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -220,7 +236,7 @@ def _refuse(fields: dict[str, object]) -> None:
     for name in _REFUSED.keys() & fields.keys():
         value = fields[name]
         if value is not None and value not in _REFUSED[name]:
-            neutral = " or ".join(map(repr, _REFUSED[name])) or "null"
+            neutral = " or ".join(msgspec.json.encode(one).decode() for one in _REFUSED[name]) or "null"
             raise ApiError(
                 f"{name} is not supported here; leave it out or give {neutral}",
                 param=name,

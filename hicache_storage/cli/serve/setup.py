@@ -15,7 +15,7 @@ from hicache_storage.engine_integration.reference_engine.model_config import Mod
 from hicache_storage.engine_integration.reference_engine.model_folder import ModelSource, find_model
 from hicache_storage.engine_integration.reference_engine.partition import part_of
 from hicache_storage.errors import ConfigError
-from hicache_storage.layout import Grid, KVShape, Topology, canonical_dtype, plan_grid
+from hicache_storage.layout import Grid, KVShape, Topology, plan_grid
 
 _CONVERT_TIMEOUT_S = 600.0
 
@@ -47,7 +47,7 @@ def prepare(settings: Settings, tell: Callable[[str], None]) -> Setup:
     topology = Topology.parse(options.topology)
     for tp_rank, pp_rank in topology.ranks():
         part_of(config, topology, tp_rank=tp_rank, pp_rank=pp_rank)
-    kv_dtype = canonical_dtype(options.dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype)
+    kv_dtype = options.dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     shape = config.kv_shape(dtype=kv_dtype, page_tokens=options.page_size)
     grid = _grid(options, shape, topology, tell) if options.enable_hierarchical_cache else None
     if store is not None:

@@ -53,8 +53,7 @@ class FolderTokenizer:
         self._template = ChatTemplate.of_folder(folder)
 
     def encode(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(text).ids
-        return tokens
+        return self._encoded(text, add_special_tokens=True)
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
@@ -63,7 +62,12 @@ class FolderTokenizer:
     def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self._template is None:
             raise ApiError("this model has no chat template; use /v1/completions", code="no_chat_template")
-        tokens: list[int] = self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        return self._encoded(self._template.render(messages), add_special_tokens=False)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # A batch, since `encode` keeps the interpreter to itself: a prompt of megabytes would stop the whole server.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        tokens: list[int] = encoding.ids
         return tokens
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.cli.running import HICACHE, environment
 from tests.engine_integration.reference_engine.planted import PAGE
+from tests.processes import awaited
 
 ADDRESS = "http://127.0.0.1:30000"
 PATIENCE_S = 300
@@ -92,8 +93,8 @@ def answer(line: str, url: str) -> list[str]:
 def served(line: str, folder: Path) -> Iterator[str]:
     """Start the server of *line* on a free port and yield its address; it has ended by itself afterwards."""
     program = line.removesuffix(" &").replace("hicache serve", "exec hicache serve --port 0")
-    with subprocess.Popen(
-        ["bash", "-c", program], cwd=folder, env=in_shell(folder), stdout=subprocess.PIPE, text=True
+    with awaited(
+        subprocess.Popen(["bash", "-c", program], cwd=folder, env=in_shell(folder), stdout=subprocess.PIPE, text=True)
     ) as server:
         try:
             assert server.stdout is not None

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.running import Hicache, environment
 from tests.cli.serve.toy_folder import write_tokenizer, write_toy_folder
+from tests.processes import awaited
 
 _PATIENCE_S = 60
 
@@ -29,8 +30,8 @@ def model(tmp_path: Path) -> Path:
 @contextmanager
 def started(model: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.cli.serve.fake_server", "--model-path", str(model), "--port", "0", *flags]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    with awaited(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     ) as process:
         try:
             yield process
@@ -79,8 +80,8 @@ def test_server_prints_its_url_serves_and_stops_when_told(model: Path, number: s
 def test_signal_before_the_server_is_ready_interrupts(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     with started(model, "--log-folder", str(tmp_path / "never")) as process:
         assert process.stderr is not None
-        while "starting for ever" not in process.stderr.readline():
-            pass
+        while "starting for ever" not in (line := process.stderr.readline()):
+            assert line
         process.send_signal(number)
         process.communicate(timeout=_PATIENCE_S)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hicache_storage.cli.serve.arguments import add_arguments, read_settings
+from hicache_storage.cli.serve import command
+from hicache_storage.cli.serve.arguments import Settings, add_arguments, read_settings
+from hicache_storage.cli.serve.engine import StartEngine
 from hicache_storage.cli.serve.rank_logs import with_rank_logs
 from hicache_storage.cli.serve.setup import prepare
 from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
@@ -21,6 +23,33 @@ def engine(tmp_path: Path, *flags: str) -> EngineConfig:
     add_arguments(parser)
     model = write_toy_folder(tmp_path / "toy")
     return prepare(read_settings(parser.parse_args(["--model-path", str(model), *flags])), lambda _: None).engine
+
+
+class EngineThatLogs:
+    """The part of a client that says where the ranks log."""
+
+    def __init__(self, _config: EngineConfig, *, log_folder: Path | None) -> None:
+        self.log_folder = log_folder or Path("/tmp/made")
+
+
+@pytest.mark.parametrize("folder", [None, Path("mine")])
+def test_folder_that_nobody_named_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path | None
+) -> None:
+    config = engine(tmp_path)
+
+    def run_server(_settings: Settings, start_engine: StartEngine) -> int:
+        start_engine(config, folder)
+        return 0
+
+    monkeypatch.setattr("hicache_storage.cli.serve.start.run_server", run_server)
+    monkeypatch.setattr("hicache_storage.engine_integration.reference_engine.client.EngineClient", EngineThatLogs)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    command.run(parser.parse_args([]))
+
+    told = capsys.readouterr().err
+    assert told == ("" if folder else "ranks log to /tmp/made while the server runs; --log-folder keeps their logs\n")
 
 
 def test_off_is_as_it_was(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from hicache_storage.engine_integration.reference_engine.random_model import RandomShape, write_random_model
 from tests.cli.running import HICACHE, environment
+from tests.processes import awaited
 
 # The article's model: 60 layers, 8 KV heads; as narrow as can be.
 SHAPE = RandomShape(num_layers=60, num_heads=8, num_kv_heads=8, head_dim=4, mlp_size=32, vocab_size=256)
@@ -27,7 +28,7 @@ def answer(model: Path, store: Path, *flags: str) -> tuple[list[int], dict[str, 
     command = [HICACHE, "serve", "--model-path", str(model), "--port", "0", *ARTICLE.split(), *flags]
     command += ["--hicache-storage-backend-extra-config", extra, "--hicache-storage-prefetch-policy", "wait_complete"]
     command += ["--max-total-tokens", "256", "--hicache-size", "16MiB"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+    with awaited(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()

@@ -111,6 +111,24 @@ def test_what_would_change_the_answer_is_refused_rather_than_ignored(
     assert name in str(error["message"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("echo", True, "give false"),
+        ("logprobs", 5, "give false or 0"),
+        ("top_k", 40, "give -1 or 0"),
+        ("response_format", {"type": "json_object"}, 'give {"type":"text"}'),
+        ("audio", {}, "give null"),
+    ],
+)
+def test_what_may_be_given_instead_is_named_as_json(
+    server: RunningServer, name: str, value: object, advice: str
+) -> None:
+    reply = server.call("POST", COMPLETIONS, {"prompt": "a", name: value})
+
+    assert str(reply.error()["message"]).endswith(advice)
+
+
 def test_fields_that_change_nothing_are_taken(server: RunningServer) -> None:
     neutral: dict[str, object] = {
         "n": 1,
@@ -148,6 +166,22 @@ def test_prompt_and_answer_fit_into_the_context(
     server: RunningServer, prompt: str, most: int | None, param: str
 ) -> None:
     reply = server.post(COMPLETIONS, prompt=prompt, max_tokens=most)
+
+    assert refused(reply, 400, "context_length_exceeded")["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("content", "most", "param"),
+    [
+        ("a" * CONTEXT_TOKENS, {}, "messages"),
+        ("a", {"max_tokens": 1 << 31}, "max_tokens"),
+        ("a", {"max_completion_tokens": 1 << 31}, "max_completion_tokens"),
+    ],
+)
+def test_conversation_that_does_not_fit_into_the_context_is_told_by_its_own_fields(
+    server: RunningServer, content: str, most: dict[str, int], param: str
+) -> None:
+    reply = server.call("POST", CHAT, {"messages": [{"role": "user", "content": content}]} | most)
 
     assert refused(reply, 400, "context_length_exceeded")["param"] == param
 

@@ -13,6 +13,7 @@ import pytest
 
 from hicache_storage.engine_integration.reference_engine.random_model import RandomShape, write_random_model
 from tests.cli.running import HICACHE, environment, run_process
+from tests.processes import awaited
 
 SHAPE = RandomShape(num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=32, vocab_size=256)
 PAGE_TOKENS = 16
@@ -32,7 +33,8 @@ def serving(model: Path, store: Path, *flags: str) -> Iterator[str]:
     command += ["--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--hicache-size", "16MiB"]
     command += ["--hicache-storage-backend-extra-config", extra, "--hicache-storage-prefetch-policy", "wait_complete"]
     command += ["--hicache-storage-layer-partition", "4", "--hicache-storage-head-partition", "1"]
-    with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+    started = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True, env=environment())
+    with awaited(started) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()

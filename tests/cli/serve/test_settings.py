@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import pytest
 from hicache_storage.cli.serve.arguments import Settings, add_arguments, read_settings
 from hicache_storage.cli.serve.setup import Setup, prepare
 from hicache_storage.engine_integration.options import TierOptions
+from hicache_storage.engine_integration.reference_engine.engine_config import EngineConfig
+from hicache_storage.engine_integration.reference_engine.model import kv_dtype
 from hicache_storage.errors import ConfigError, HiCacheError
+from hicache_storage.layout import ITEM_NBYTES
 from tests.cli.serve.toy_folder import write_toy_folder
 
 ARTICLE = """--enable-hierarchical-cache --hicache-storage-backend file --hicache-storage-key-scheme unified
@@ -136,6 +140,8 @@ def test_flags_that_contradict_each_other_are_both_named(flags: str, both: tuple
         ("--port 65536", "from 0 to 65535"),
         ("--tp-size 0", "from 1 to"),
         ("--dtype int8", "float32 or bfloat16"),
+        ("--kv-cache-dtype int8", "expected auto, float32, bfloat16, fp8_e4m3 or fp8_e5m2"),
+        ("--kv-cache-dtype int3", "expected auto, float32"),
         ("--device tpu", "'cpu' or 'cuda'"),
         (f"{HIERARCHY} --hicache-write-policy never", "write_through"),
         (f"{HIERARCHY} --hicache-size 30", "30GB is what SGLang means"),
@@ -148,13 +154,30 @@ def test_value_that_does_not_fit_says_what_would(flags: str, reason: str) -> Non
         settings(flags)
 
 
+@pytest.mark.parametrize("dtype", ITEM_NBYTES)
+def test_kv_dtype_is_taken_if_the_engine_keeps_kv_in_it(told: list[str], model: Path, dtype: str) -> None:
+    engine = EngineConfig(model_id="toy", model=str(model), kv_dtype=dtype)
+
+    taken = works(lambda: prepared(told, model, f"--kv-cache-dtype {dtype}"))
+
+    assert taken == works(lambda: kv_dtype(engine))
+
+
+def works(step: Callable[[], object]) -> bool:
+    """Return whether *step* is carried out, and not refused."""
+    try:
+        step()
+    except ConfigError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
         ("--tp-size 3", "tp3"),
         ("--pp-size 61", "pp61"),
         ("--context-length 513", "takes 512"),
-        ("--kv-cache-dtype int3", "int3"),
         ("--max-total-tokens 8", "--page-size 16"),
         (f"{HIERARCHY} --hicache-storage-backend nowhere", "no storage backend 'nowhere'"),
         (f"{ARTICLE} --hicache-storage-head-partition 3", "3"),
@@ -234,6 +257,44 @@ def test_environment_has_what_no_flag_gives(monkeypatch: pytest.MonkeyPatch) -> 
     assert (serve.admin_token.reveal(), serve.port) == ("t0ken", 1234)
     assert "t0ken" not in repr(serve)
     assert settings("--port 5").serve.port == 5
+
+
+def test_server_uses_the_store_that_the_environment_names_for_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "redis")
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", '{"url": "redis://kv:6379"}')
+
+    store = settings(HIERARCHY).store
+
+    assert store is not None
+    assert (store.backend, json.loads(store.extra_config or "")) == ("redis", {"url": "redis://kv:6379"})
+
+
+def test_store_of_a_flag_wins_over_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "redis")
+
+    stores = [settings(HIERARCHY, f"--{flag} file:///kv").store for flag in ("hicache-storage-backend", "store")]
+
+    assert [store and store.backend for store in stores] == ["file:///kv", "file:///kv"]
+
+
+def test_store_of_the_environment_is_left_alone_without_a_host_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "redis")
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", "{}")
+
+    assert settings().store is None
+
+
+def test_options_in_the_environment_alone_name_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", '{"path": "/kv"}')
+
+    assert settings(HIERARCHY).store is None
+
+
+def test_store_in_the_server_s_own_variable_needs_a_host_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HICACHE_SERVE_HICACHE_STORAGE_BACKEND", "redis")
+
+    with pytest.raises(ConfigError, match=f"HICACHE_SERVE_HICACHE_STORAGE_BACKEND without {HIERARCHY}"):
+        settings()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,20 @@ import pytest
 
 from hicache_storage.cli import exit_codes
 from hicache_storage.cli.serve.lifecycle import bind
+from hicache_storage.engine_integration.consensus import Differs, Divergence
+from hicache_storage.engine_integration.consensus.entry import Entry, Rank
 from hicache_storage.engine_integration.reference_engine.messages import Abort, Generate, Shutdown
 from hicache_storage.errors import ConfigError
 from tests.cli.serve.running_server import PATIENCE_S, Options, RunningServer, running
 
 COMPLETIONS = "/v1/completions"
+PARTED = Divergence(
+    7,
+    Differs.PARAMETERS,
+    {Rank(0, tp): Entry(7, "call", "f", f"request.id='another-{tp}', tokens=[7, 8]", 0.0) for tp in range(2)},
+    before=(),
+).failure([Rank(0, 0), Rank(0, 1)])
+"""What a rank says that was compared with another."""
 
 
 def test_server_with_nothing_to_do_stops_at_once(server: RunningServer) -> None:
@@ -102,9 +111,56 @@ def test_engine_that_dies_ends_every_request_and_the_server(
         reply = answer.result(PATIENCE_S)
 
     assert (reply.status, reply.error()["code"]) == (503, "engine_ended")
-    assert "killed by SIGKILL" in str(reply.error()["message"])
     assert server.wait() == exit_codes.MISSING
     assert "killed by SIGKILL" in capsys.readouterr().err
+
+
+def test_why_an_engine_has_ended_is_told_once(
+    server: RunningServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.die("tp0pp0: killed by SIGKILL")
+
+    assert server.wait() == exit_codes.MISSING
+    told = capsys.readouterr().err + caplog.text
+    assert told.count("killed by SIGKILL") == 1
+    assert told.startswith("hicache: the engine has ended: ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (f"tp0pp0: RankFailure: {PARTED}", "the engine has ended: its ranks have parted; the server's log says where"),
+        ("tp0pp0: OSError: /kv/secret is full", "the engine has ended; the server's log says why"),
+    ],
+)
+def test_client_is_not_told_what_the_engine_did_for_others(reason: str, message: str, server: RunningServer) -> None:
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.post, COMPLETIONS, prompt="!hold")
+        server.engine.wait_for(Generate)
+        server.engine.die(reason)
+
+        assert answer.result(PATIENCE_S).error()["message"] == message
+    assert server.wait() == exit_codes.MISSING
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1, "stopping: 1 request may go on for 60 s; a second signal ends it at once\n"),
+        (2, "stopping: 2 requests may go on for 60 s; a second signal ends them at once\n"),
+    ],
+)
+def test_server_that_drains_says_how_long_and_what_ends_it_sooner(
+    number: int, said: str, server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(server.post, COMPLETIONS, prompt="!hold") for _ in range(number)]
+        server.engine.wait_for(Generate, number)
+        server.order_stop(2)
+
+        assert [answer.result(PATIENCE_S).status for answer in answers] == [503] * number
+    assert server.wait() == exit_codes.DONE
+    assert capsys.readouterr().err == said
 
 
 def test_port_that_is_taken_is_named() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +20,24 @@ from tests.cli.serve.toy_folder import EOS, TEMPLATE, write_tokenizer
 
 MESSAGES = [{"role": "system", "content": "<b>&"}, {"role": "user", "content": "hi 🦄"}]
 RENDERED = f"system: <b>&{EOS}\nuser: hi 🦄{EOS}\nassistant: "
+DEADLINE_S = 30.0
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> FolderTokenizer:
     write_tokenizer(tmp_path)
     return FolderTokenizer(tmp_path)
+
+
+@pytest.fixture
+def no_thread_is_interrupted() -> Iterator[None]:
+    """A thread runs until it gives way by itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(10 * DEADLINE_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("text", ["", "plain", "é 🦄 日本", "a\nb\tc  d"])
@@ -36,6 +53,31 @@ def test_special_tokens_have_no_text(tokenizer: FolderTokenizer) -> None:
 
 def test_conversation_is_rendered_and_encoded(tokenizer: FolderTokenizer) -> None:
     assert tokenizer.apply_chat(MESSAGES) == tokenizer.encode(RENDERED)
+
+
+@pytest.mark.usefixtures("no_thread_is_interrupted")
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_server_goes_on_while_a_prompt_is_encoded(tokenizer: FolderTokenizer, is_chat: bool) -> None:
+    text = "a long prompt " * 1000
+    messages = [{"role": "user", "content": text}]
+    encode = partial(tokenizer.apply_chat, messages) if is_chat else partial(tokenizer.encode, text)
+    begun, ran = threading.Lock(), threading.Event()
+    begun.acquire()
+
+    def event_loop() -> None:
+        with begun:
+            ran.set()
+
+    thread = threading.Thread(target=event_loop)
+    thread.start()
+    begun.release()
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not ran.is_set() and time.monotonic() < deadline_s:
+        encode()
+    has_run = ran.is_set()
+    thread.join()
+
+    assert has_run
 
 
 def test_template_renders_as_transformers_does(tmp_path: Path) -> None:
