@@ -14,6 +14,7 @@ from hicache_storage.backends.file import FileOptions, FileStore
 from hicache_storage.backends.file.drafts import can_be_unnamed
 from hicache_storage.backends.file.folder import Folder
 from hicache_storage.types import WriteResult
+from tests.processes import awaited
 
 BODY = bytes(range(256)) * 1024
 
@@ -40,7 +41,7 @@ store.write("key", [bytes(range(256)) * 1024])
 def stuck_writer(root: Path, kind: str, call: str) -> Iterator[None]:
     """A process stands still within one call of a write; it is killed at the end."""
     command = [sys.executable, "-c", WRITER, str(root), kind, call]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with awaited(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"in the middle\n"
