@@ -178,17 +178,6 @@ def load_extra_config(text: str, source: str = "extra config") -> dict[str, Sett
     return _as_settings(_decode(data, suffix, str(path)), str(path))
 
 
-def default_backend(
-    backend: str | None, extra_config: str | None, environ: Mapping[str, str] | None = None
-) -> tuple[str, str | None]:
-    """Return the backend and its extra config, from the flags or, where they are None, from the environment."""
-    environ = os.environ if environ is None else environ
-    return (
-        backend or environ.get("HICACHE_STORAGE_BACKEND") or "file",
-        extra_config or environ.get("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"),
-    )
-
-
 def from_environment(section: str, name: str, environ: Mapping[str, str] | None = None) -> Setting | None:
     """Return the variable ``HICACHE_<SECTION>_<NAME>`` as a setting; None if it is not set, or set to nothing."""
     environ = os.environ if environ is None else environ

@@ -71,10 +71,19 @@ def _handled_by(
         yield
         return
     before = {number: known for number in numbers if (known := signal.getsignal(number)) is not None}
+
+    def restore() -> None:
+        for number, known in reversed(before.items()):
+            signal.signal(number, known)
+
     try:
         for number in before:
             signal.signal(number, handler)
         yield
     finally:
-        for number, known in reversed(before.items()):
-            signal.signal(number, known)
+        try:
+            restore()
+        except BaseException:
+            # A signal has raised as the first were restored; the others must not stay as they are.
+            restore()
+            raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +24,7 @@ from hicache_storage.store import ObjectStore
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
 
+_EXTRA_CONFIG = "HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"
 _MIDDLEWARE = "middleware"
 _LOOKING = {"create": (True, False)}
 _NOT_EVICTING = {"capacity_nbytes": (None, None), "evict": (True, False)}
@@ -61,6 +63,25 @@ class ResolvedStore:
         except BaseException:
             store.close()
             raise
+
+
+def default_backend(backend: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """Return the backend of the flag or, where there is none, of the environment."""
+    environ = os.environ if environ is None else environ
+    return backend or environ.get("HICACHE_STORAGE_BACKEND") or "file"
+
+
+def default_extra_config(extra_config: str | None, environ: Mapping[str, str] | None = None) -> dict[str, Setting]:
+    """Return the settings of the flag or, where there is none, of the variable, which is their source then.
+
+    Raises:
+        ConfigError: as `load_extra_config`.
+    """
+    if extra_config:
+        return load_extra_config(extra_config)
+    environ = os.environ if environ is None else environ
+    text = environ.get(_EXTRA_CONFIG)
+    return load_extra_config(text, f"environment variable {_EXTRA_CONFIG}") if text else {}
 
 
 def open_store(target: str, options: Mapping[str, object] | None = None, *, looking: bool = False) -> ObjectStore:

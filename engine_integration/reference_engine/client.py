@@ -59,11 +59,15 @@ class EngineClient:
                 with _launcher_log(self.log_folder) as log:
                     verdict, verdict_end = os.pipe()
                     self._process = _launch(verdict_end, self.log_folder, log, config.environment)
+                    # Where no thread can be started, or another interrupt ends `close`, this is what is left to do.
+                    begun.callback(self._process.wait)
+                    begun.callback(self.kill)
                     os.close(verdict_end)
+                self._commands = FrameWriter(_own(self._process.stdin))
+                begun.callback(self._commands.close)
                 ends = (_own(self._process.stdout), verdict)
                 self._ear = threading.Thread(target=self._listen, args=ends, name="hicache-events", daemon=True)
                 self._ear.start()
-                self._commands = FrameWriter(_own(self._process.stdin))
                 begun.callback(self.close, timeout_s=0)
             with suppress(BrokenPipeError):  # the launcher's end is heard of below
                 self._commands.write(encode_config(config))

@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from hicache_storage.cli.foreign import open_store_of
-from hicache_storage.config import Setting, default_backend, load_extra_config
-from hicache_storage.registry import ResolvedStore, resolve_store
+from hicache_storage.registry import ResolvedStore, default_backend, default_extra_config, resolve_store
 from hicache_storage.store import ObjectStore
 
 
@@ -93,8 +92,5 @@ def store_target(args: argparse.Namespace) -> ResolvedStore:
     Raises:
         ConfigError: no such backend, or an option is wrong.
     """
-    target, config = default_backend(args.hicache_storage_backend, args.hicache_storage_backend_extra_config)
-    from_flag = bool(args.hicache_storage_backend_extra_config)
-    source = "extra config" if from_flag else "environment variable HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"
-    extra: dict[str, Setting] = load_extra_config(config, source) if config else {}
-    return resolve_store(target, extra)
+    extra = default_extra_config(args.hicache_storage_backend_extra_config)
+    return resolve_store(default_backend(args.hicache_storage_backend), extra)

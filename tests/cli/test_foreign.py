@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from hicache_storage import open_store
+from hicache_storage.cli.demo.scene import Scene
+from hicache_storage.cli.demo.stored import count_there, delete
+from hicache_storage.config import from_mapping
+from hicache_storage.errors import StoreError
+from hicache_storage.registry import resolve_store
 from tests.cli.foreign_stores import KINDS
 from tests.cli.running import Hicache
 
@@ -94,3 +101,25 @@ def test_looking_ends_with_an_error_of_the_store(
 
     assert (ended.status, ended.out) == (3, "")
     assert ended.err.startswith(f"hicache: StoreError: {kind}: {KINDS[kind]()}")
+
+
+@foreign
+@pytest.mark.parametrize("fails", ["open", "close"])
+def test_a_replay_with_bytes_ends_with_an_error_of_the_store(
+    hicache: Hicache, tmp_path: Path, fails: str, kind: str
+) -> None:
+    ended = hicache("replay", "--requests", "1", "--bytes", *flags(tmp_path, f"{fails}:{kind}"))
+
+    assert ended.status == 3
+    assert f"hicache: StoreError: {kind}: {KINDS[kind]()}" in ended.err
+
+
+@foreign
+@pytest.mark.parametrize("fails", ["open", "exists", "delete", "close"])
+def test_a_demo_that_looks_into_its_store_meets_an_error_of_the_store(tmp_path: Path, fails: str, kind: str) -> None:
+    options = {"path": str(tmp_path / "kv"), "fails": f"{fails}:{kind}"}
+    store = resolve_store("tests.cli.foreign_stores:ForeignStore", from_mapping(options, "a test"))
+    scene = cast("Scene", SimpleNamespace(store=store))
+
+    with pytest.raises(StoreError, match=kind):
+        (delete if fails == "delete" else count_there)(scene, [KEY])

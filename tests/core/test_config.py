@@ -14,7 +14,6 @@ from hicache_storage.config import (
     Secret,
     Setting,
     cache_folder,
-    default_backend,
     from_mapping,
     option,
     parse_nbytes,
@@ -134,29 +133,10 @@ def test_a_call_may_contradict_the_environment() -> None:
     assert options_from({"io_threads": 2}, {"HICACHE_DEMO_IO_THREADS": "64"}).io_threads == 2
 
 
-@pytest.mark.parametrize(
-    ("backend", "environ", "flags", "expected"),
-    [
-        (None, {}, None, ("file", None)),
-        (None, {"HICACHE_STORAGE_BACKEND": "s3"}, None, ("s3", None)),
-        ("redis", {"HICACHE_STORAGE_BACKEND": "s3"}, None, ("redis", None)),
-        (None, {"HICACHE_STORAGE_BACKEND": ""}, None, ("file", None)),
-        (None, {"HICACHE_STORAGE_BACKEND_EXTRA_CONFIG": "{}"}, None, ("file", "{}")),
-        (None, {"HICACHE_STORAGE_BACKEND_EXTRA_CONFIG": "{}"}, '{"a": 1}', ("file", '{"a": 1}')),
-    ],
-)
-def test_flags_go_before_the_environment_and_file_is_the_default(
-    backend: str | None, environ: dict[str, str], flags: str | None, expected: tuple[str, str | None]
-) -> None:
-    assert default_backend(backend, flags, environ) == expected
-
-
 def test_the_process_environment_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HICACHE_DEMO_PATH", "/from/environment")
-    monkeypatch.setenv("HICACHE_STORAGE_BACKEND", "demo")
 
     assert resolve(Options, "demo", [])[0].path == Path("/from/environment")
-    assert default_backend(None, None) == ("demo", None)
 
 
 def test_the_cache_folder_follows_the_desktops_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,18 @@ def test_no_more_threads_are_started_than_there_are_calls_or_than_are_allowed() 
     assert not any(thread.is_alive() for thread in pool._threads)
 
 
+def test_a_thread_that_has_nothing_to_do_takes_the_next_call() -> None:
+    pool = DaemonPool(2, "test")
+
+    pool.submit(int).result(PATIENCE_S)
+    assert pool._idle.acquire(timeout=PATIENCE_S)  # It says so a moment after the result is there.
+    pool._idle.release()
+    pool.submit(int).result(PATIENCE_S)
+
+    assert len(pool._threads) == 1
+    pool.close(wait=True)
+
+
 def test_what_is_queued_is_done_before_the_threads_end() -> None:
     done: list[int] = []
     go_on = threading.Event()

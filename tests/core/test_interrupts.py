@@ -138,6 +138,25 @@ def test_the_handlers_are_those_from_before_where_a_signal_comes_as_they_are_set
 
 
 @pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("number", ENDING)
+def test_the_handlers_are_those_from_before_where_a_signal_comes_as_they_are_restored(
+    monkeypatch: pytest.MonkeyPatch, block: Callable[[], AbstractContextManager[None]], number: int
+) -> None:
+    install = signal.signal
+
+    def interrupted(which: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        if which == number:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        install(which, handler)
+
+    with pytest.raises(KeyboardInterrupt), block():
+        monkeypatch.setattr(signal, "signal", interrupted)
+
+    assert [signal.getsignal(number) for number in ENDING] == [raises] * len(ENDING)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
 def test_another_thread_leaves_the_handlers_alone(block: Callable[[], AbstractContextManager[None]]) -> None:
     seen: list[object] = []
 

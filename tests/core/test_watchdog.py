@@ -14,6 +14,11 @@ PATIENCE_S = 60.0
 LONG_S = 3600.0
 
 
+def timers() -> list[threading.Timer]:
+    """Return the watchdogs' threads: others may end meanwhile, if an earlier test has left them to do so."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
 def test_a_step_that_takes_too_long_is_acted_upon() -> None:
     acted = threading.Event()
 
@@ -23,12 +28,11 @@ def test_a_step_that_takes_too_long_is_acted_upon() -> None:
 
 def test_a_step_that_ends_is_left_alone() -> None:
     acted = threading.Event()
-    before = threading.active_count()
 
     with watchdog(LONG_S, acted.set):
-        assert threading.active_count() == before + 1
+        assert len(timers()) == 1
 
-    assert threading.active_count() == before
+    assert timers() == []
     assert not acted.is_set()
 
 
@@ -49,12 +53,10 @@ def test_what_was_begun_has_ended_with_the_block() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_a_step_that_raises_leaves_no_thread(error: type[BaseException]) -> None:
-    before = threading.active_count()
-
     with pytest.raises(error), watchdog(LONG_S, lambda: pytest.fail("nothing took too long")):
         raise error
 
-    assert threading.active_count() == before
+    assert timers() == []
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["its thread runs", "its thread does not run"])
@@ -66,13 +68,12 @@ def test_an_interrupt_while_the_thread_starts_leaves_none(monkeypatch: pytest.Mo
             start(thread)
         raise KeyboardInterrupt
 
-    before = threading.active_count()
     monkeypatch.setattr(threading.Thread, "start", interrupted)
 
     with pytest.raises(KeyboardInterrupt), watchdog(LONG_S, lambda: pytest.fail("nothing took too long")):
         pytest.fail("interrupted before")
 
-    assert threading.active_count() == before
+    assert timers() == []
 
 
 def test_an_interrupt_while_the_thread_is_on_its_way_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_an_interrupt_while_the_thread_is_on_its_way_is_told_as_one(monkeypatch:
 
     with pytest.raises(KeyboardInterrupt), watchdog(LONG_S, lambda: pytest.fail("nothing took too long")):
         pytest.fail("interrupted before")
-    (timer,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    (timer,) = timers()
     go_on.set()
     assert threading.Event.wait(started, PATIENCE_S)
     timer.join(PATIENCE_S)

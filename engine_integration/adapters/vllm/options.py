@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from hicache_storage.config import (
     check_fields,
-    default_backend,
     from_mapping,
     load_extra_config,
     option,
@@ -18,7 +17,7 @@ from hicache_storage.config import (
 )
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import Topology
-from hicache_storage.registry import resolve_store
+from hicache_storage.registry import default_backend, default_extra_config, resolve_store
 from hicache_storage.store import ObjectStore
 
 SOURCE = "kv_connector_extra_config"
@@ -126,14 +125,13 @@ class VllmOptions:
 
     def open_store(self) -> ObjectStore:
         """Return the open store; the caller closes it. Raises as `registry.open_store` does."""
-        backend, extra_config = default_backend(self.backend, None)
         own = from_mapping(self.extra_config or {}, f"{SOURCE}.extra_config")
-        extra = dict(own if own or extra_config is None else load_extra_config(extra_config))
+        extra = dict(own or default_extra_config(None))
         if self.middleware is not None:
             if any(name.partition(".")[0] == "middleware" for name in extra):
                 raise ConfigError("vllm option middleware is given twice: beside extra_config and in it")
             extra |= from_mapping({"middleware": self.middleware}, SOURCE)
-        return resolve_store(backend, extra).open()
+        return resolve_store(default_backend(self.backend), extra).open()
 
 
 def read_options(extra: Mapping[str, object]) -> VllmOptions:

@@ -211,7 +211,12 @@ class WorkerSide:
             finally:
                 pool.slots.free(slots)
 
-        self._saving.add(self._saver.submit(store))
+        try:
+            saving = self._saver.submit(store)
+        except RuntimeError:  # Nothing is queued, so nobody else gives the pages back.
+            pool.slots.free(slots)
+            raise
+        self._saving.add(saving)
         return count
 
     def _copy_pages_out(self, save: PageSave, slots: list[int], pool: HostPool) -> None:

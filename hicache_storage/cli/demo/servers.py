@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hicache_storage.cli.options import store_target
-from hicache_storage.config import Setting, default_backend, from_mapping, load_extra_config
+from hicache_storage.config import Setting, from_mapping
 from hicache_storage.errors import ConfigError
 from hicache_storage.interrupts import undisturbed
-from hicache_storage.registry import ResolvedStore, resolve_store
+from hicache_storage.registry import ResolvedStore, default_backend, default_extra_config, resolve_store
 from hicache_storage.testing.services import mooncake
 from hicache_storage.testing.services.mooncake import MooncakeService
 from hicache_storage.testing.services.redis_server import RedisServer, redis_program, valkey_program
@@ -58,9 +58,9 @@ def provided_store(args: argparse.Namespace, tell: Callable[[str], None]) -> Ite
         ConfigError: an option is wrong, or the server is not installed.
         StoreUnavailable: the server does not start.
     """
-    backend, config = default_backend(args.hicache_storage_backend, args.hicache_storage_backend_extra_config)
+    backend = default_backend(args.hicache_storage_backend)
     kind = _KINDS.get(backend)
-    extra = load_extra_config(config) if config and kind is not None else {}
+    extra = {} if kind is None else default_extra_config(args.hicache_storage_backend_extra_config)
     if kind is None or _names_a_server(args, backend, kind, extra):
         yield store_target(args)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hicache_storage.cli.demo.scene import Scene
+from hicache_storage.cli.foreign import open_store_of
 from hicache_storage.errors import ConfigError
 from hicache_storage.layout import object_key, page_hashes, request_seed
 from hicache_storage.types import Outcome
@@ -29,7 +30,7 @@ def count_there(scene: Scene, keys: Sequence[str]) -> int:
         ConfigError: only one process could see what is in it.
         StoreError: it does not answer.
     """
-    with scene.store.open() as store:
+    with open_store_of(scene.store) as store:
         if not store.capabilities.shared:
             raise ConfigError(
                 f"the demo's engines cannot share a {scene.store.backend} store: it ends with its process"
@@ -43,7 +44,7 @@ def delete(scene: Scene, keys: Sequence[str]) -> int:
     Raises:
         StoreError: the store does not answer.
     """
-    with scene.store.open() as store:
+    with open_store_of(scene.store) as store:
         return _successes(store.delete_many(keys))
 
 

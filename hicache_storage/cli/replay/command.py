@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hicache_storage.cli import exit_codes
+from hicache_storage.cli.foreign import open_store_of
 from hicache_storage.cli.options import add_command, store_target
 from hicache_storage.cli.output import progress
 from hicache_storage.cli.replay import plot, server, show
@@ -73,7 +74,7 @@ def _backend(args: argparse.Namespace) -> Iterator[ObjectStore | None]:
         yield None
         return
     is_named = args.hicache_storage_backend or args.hicache_storage_backend_extra_config
-    store = store_target(args).open() if is_named else open_store("memory")
+    store = open_store_of(store_target(args)) if is_named else open_store("memory")
     try:
         yield store
     finally:

@@ -12,17 +12,15 @@ from hicache_storage.cli.options import add_option_flag
 from hicache_storage.cli.serve.options import HOST_LAYOUT, IO_BACKEND, ServeOptions
 from hicache_storage.config import (
     Setting,
-    default_backend,
     from_environment,
     from_mapping,
-    load_extra_config,
     refuse_unknown_variables,
     resolve,
 )
 from hicache_storage.engine_integration.options import TierOptions
 from hicache_storage.engine_integration.reference_engine.engine_config import StoreTarget
 from hicache_storage.errors import ConfigError
-from hicache_storage.registry import known_backends
+from hicache_storage.registry import default_extra_config, known_backends, resolve_store
 
 _SOURCE = "the command line"
 _NEEDS_HIERARCHY = (
@@ -148,11 +146,12 @@ def _store_target(options: ServeOptions) -> tuple[StoreTarget | None, dict[str, 
         raise ConfigError("--hicache-storage-backend-extra-config without --hicache-storage-backend")
     if backend is None or not options.enable_hierarchical_cache:
         return None, {}
-    extra_config = default_backend(backend, extra_config)[1]
-    if extra_config is None:
+    settings = default_extra_config(extra_config)
+    if not settings:
         return StoreTarget(backend=backend), {}
-    settings = load_extra_config(extra_config)
     names = {alias for field in dataclasses.fields(TierOptions) for alias in (field.name, *field.metadata["aliases"])}
-    of_store = {name: setting.value for name, setting in settings.items() if name not in names}
+    of_store = {name: setting for name, setting in settings.items() if name not in names}
     of_tiers = {name: setting for name, setting in settings.items() if name in names}
-    return StoreTarget(backend=backend, extra_config=msgspec.json.encode(of_store).decode()), of_tiers
+    resolve_store(backend, of_store)  # What is wrong is refused here, where it is known who said it.
+    values = {name: setting.value for name, setting in of_store.items()}
+    return StoreTarget(backend=backend, extra_config=msgspec.json.encode(values).decode()), of_tiers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,16 @@ from tests.backends.s3.services import S3Service
 from tests.backends.s3.stub import Stub
 
 pytest_plugins = ["tests.backends.s3.fixtures"]
+
+_PATIENT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In capitals they hold as well."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
 
 
 def test_objects_travel_over_tls(s3: S3Service) -> None:
@@ -116,13 +127,13 @@ def _proxy(said: bytes) -> Iterator[tuple[int, list[bytes]]]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1], asked
-        thread.join()
+        thread.join(_PATIENT_S)
+        assert not thread.is_alive()
 
 
 def test_tls_goes_through_a_tunnel_of_the_proxy(
     tls_stub: Stub, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
     with _proxy(b"HTTP/1.1 200 Connection established\r\n\r\n") as (port, asked):
         monkeypatch.setenv("https_proxy", f"http://user:word@127.0.0.1:{port}")
         with S3Store(tls_stub.options(ca_bundle=str(certificate[0]), io_threads=1)) as store:
@@ -138,7 +149,6 @@ def test_tls_goes_through_a_tunnel_of_the_proxy(
 def test_a_proxy_that_refuses_is_named(
     tls_stub: Stub, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
     with _proxy(said) as (port, _):
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         options = tls_stub.options(ca_bundle=str(certificate[0]))
@@ -161,7 +171,6 @@ def test_a_proxy_that_never_comes_to_an_end_costs_the_deadline(
                     if given_up.wait(0.01):
                         return
 
-    monkeypatch.delenv("no_proxy", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=trickle, daemon=True)
         thread.start()
@@ -171,13 +180,12 @@ def test_a_proxy_that_never_comes_to_an_end_costs_the_deadline(
             store.stat("k")
         given_up.set()
         listener.shutdown(socket.SHUT_RDWR)  # On a busy machine the deadline may be over before anybody came.
-        thread.join(60)
+        thread.join(_PATIENT_S)
 
     assert not thread.is_alive()
 
 
 def test_plain_requests_are_handed_to_the_proxy_whole(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv("http_proxy", stub.url.replace("//", "//user:word@"))
 
     with S3Store(stub.options(endpoint_url="http://s3.example.org", addressing="path")) as store:

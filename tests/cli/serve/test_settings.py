@@ -290,6 +290,16 @@ def test_options_in_the_environment_alone_name_no_store(monkeypatch: pytest.Monk
     assert settings(HIERARCHY).store is None
 
 
+@pytest.mark.parametrize("config", ['{"url": "redis://kv:6379"}', '{"hicache_size": "much"}', "{"])
+def test_options_in_the_environment_that_do_not_fit_are_said_to_be_from_there(
+    monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    monkeypatch.setenv("HICACHE_STORAGE_BACKEND_EXTRA_CONFIG", config)
+
+    with pytest.raises(ConfigError, match="environment variable HICACHE_STORAGE_BACKEND_EXTRA_CONFIG"):
+        settings(f"{HIERARCHY} --store file:///kv")
+
+
 def test_store_in_the_server_s_own_variable_needs_a_host_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HICACHE_SERVE_HICACHE_STORAGE_BACKEND", "redis")
 

@@ -1,11 +1,13 @@
-"""An engine is never left behind, whenever its parent is interrupted or its launcher dies."""
+"""An engine is never left behind, whenever its parent is interrupted or fails, or its launcher dies."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -60,6 +62,35 @@ def test_an_engine_whose_launcher_starts_as_the_interrupt_comes_is_ended(
 
         assert [process.poll() is not None for process in launched] == [True]
         assert list(tmp_path.iterdir()) == []
+    finally:
+        for process in launched:
+            process.kill()
+            process.wait()
+
+
+def test_an_engine_that_nobody_can_listen_to_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[subprocess.Popen[bytes]] = []
+    launch, start = client._launch, threading.Thread.start
+
+    def launching(
+        verdict: int, log_folder: Path, log: IO[bytes], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        launched.append(launch(verdict, log_folder, log, environment))
+        return launched[-1]
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "hicache-events":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(client, "_launch", launching)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    try:
+        with pytest.raises(RuntimeError, match="new thread"):
+            EngineClient(config(topology="tp1pp1"), log_folder=tmp_path)
+
+        assert [process.poll() is not None for process in launched] == [True]
     finally:
         for process in launched:
             process.kill()

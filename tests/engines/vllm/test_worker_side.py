@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures._base import DoneAndNotDoneFutures
@@ -180,6 +181,24 @@ def test_room_for_a_copy_that_fails_is_free_again(store: ObjectStore, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(writer.side._blocks, "gather", refuse)
         with pytest.raises(torch.OutOfMemoryError):
+            writer.save(range(2), (0, 1, 2, 3))
+
+    assert writer.save(range(2), (0, 1, 2, 3)) == {}
+    writer.side.close(30)
+    assert writer.pages.lookup_prefix(HASHES[:2]) == 2
+
+
+def test_room_for_a_copy_that_nobody_can_store_is_free_again(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Worker(store, seed=5, staging_pages=2)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
             writer.save(range(2), (0, 1, 2, 3))
 
     assert writer.save(range(2), (0, 1, 2, 3)) == {}
