@@ -199,7 +199,11 @@ def _owner() -> int:
 
 
 class Placement(NamedTuple):
-    """Where one copy of an object lies. Two that are equal are one copy of one writing of the object."""
+    """Where one copy of an object lies.
+
+    Two that are equal are one copy of one writing, unless the object was removed and written anew in the same place
+    between two look-ups: the SDK gives writings no other mark. Names are of contents, so that the bytes are the same.
+    """
 
     nbytes: int
     endpoint: str
