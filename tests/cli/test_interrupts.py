@@ -13,6 +13,7 @@ import pytest
 
 from hicache_storage.cli import doctor
 from tests.cli.running import Hicache, environment
+from tests.interrupting import handled_by
 
 _AT_EXIT = """
 import atexit, os, signal, sys
@@ -27,9 +28,8 @@ sys.exit(main())
 @pytest.fixture(autouse=True)
 def _a_termination_is_survived() -> Iterator[None]:
     """A command that does not heed it fails its test, and not pytest."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    yield
-    signal.signal(signal.SIGTERM, before)
+    with handled_by(lambda *_: None, [signal.SIGTERM]):
+        yield
 
 
 def test_a_second_ctrl_c_while_the_first_is_told_of_ends_in_the_same_way(

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from hicache_storage.interrupts import ENDING, heard_once, held, undisturbed
+from tests.interrupting import handled_by
 
 PATIENCE_S = 60.0
 
@@ -24,10 +25,8 @@ def raises(_number: int, _frame: FrameType | None) -> None:
 
 @pytest.fixture(autouse=True)
 def _all_raise() -> Iterator[None]:
-    before = {number: signal.signal(number, raises) for number in ENDING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with handled_by(raises, ENDING):
+        yield
 
 
 @pytest.mark.parametrize("number", ENDING)

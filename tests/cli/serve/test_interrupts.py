@@ -18,15 +18,14 @@ from hicache_storage.cli.serve.lifecycle import StopOrder
 from hicache_storage.interrupts import ENDING
 from tests.cli.serve.fake_engine import FakeEngine
 from tests.cli.serve.toy_folder import write_tokenizer, write_toy_folder
+from tests.interrupting import handled_by
 
 
 @pytest.fixture(autouse=True)
 def _all_are_heeded() -> Iterator[None]:
     """As below a terminal, but that none of them ends pytest."""
-    before = {number: signal.signal(number, unheeded) for number in ENDING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with handled_by(unheeded, ENDING):
+        yield
 
 
 def unheeded(*_: object) -> None:
